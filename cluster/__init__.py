@@ -1,0 +1,1 @@
+"""The fleet as a whole: configuration, bring-up, command line."""

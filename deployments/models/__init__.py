@@ -1,0 +1,1 @@
+"""Where models come from and whether two of them fit together. Runs on every node."""

@@ -1,0 +1,1 @@
+"""The control plane: who exists, where, healthy, keys. Tokens never pass here."""

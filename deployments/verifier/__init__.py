@@ -1,0 +1,1 @@
+"""vLLM with proposals from the fleet: the server, the proposer, the worker extension."""

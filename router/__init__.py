@@ -1,0 +1,1 @@
+"""Who proposes, and how much: domains, acceptance, cost, policy. Pure Python."""
