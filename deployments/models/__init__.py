@@ -1,1 +1,19 @@
 """Where models come from and whether two of them fit together. Runs on every node."""
+
+from deployments.models.compatibility import check_compatible
+from deployments.models.errors import IncompatibleDraft, ModelSourceError
+from deployments.models.sources import ModelLocation, in_hub_cache, locate_model, resolve_model
+from deployments.models.tokenizers import TokenizerContent, read_tokenizer, tokenizer_sha256
+
+__all__ = [
+    "IncompatibleDraft",
+    "ModelLocation",
+    "ModelSourceError",
+    "TokenizerContent",
+    "check_compatible",
+    "in_hub_cache",
+    "locate_model",
+    "read_tokenizer",
+    "resolve_model",
+    "tokenizer_sha256",
+]
