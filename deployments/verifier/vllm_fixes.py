@@ -1,0 +1,116 @@
+"""Faults of vLLM 0.29 on CPUs that would break sampling or kill the engine, mended where they are.
+
+vLLM calls `apply` in every one of its processes through the entry point group `vllm.general_plugins`.
+Each fix names the fault, replaces as little as possible, and does nothing where vLLM runs its own
+Triton kernels (GPUs). `tests/verifier/test_vllm_fixes.py` shows each fault without its fix.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import wraps
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_MARK = "__specfleet_fixed__"
+
+
+def apply() -> None:
+    """Mend vLLM in this process. Safe to call more than once, and where vLLM has no CPU backend."""
+    try:
+        from vllm.platforms import current_platform
+
+        on_cpu = current_platform.is_cpu()
+    except Exception:  # a plugin must never keep vLLM from starting
+        logger.exception("specfleet: could not tell vLLM's platform, its CPU faults stay as they are")
+        return
+    if not on_cpu:
+        return
+    fix_expand_kernel()
+    fix_discarded_seeded_rows()
+
+
+def expand_kernel(
+    output: torch.Tensor,
+    input_val: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    replace_from: int,
+    replace_to: int,
+    MAX_NUM_TOKENS: int | None = None,
+) -> None:
+    """Repeat each request's value once per proposed token, in the value's own dtype.
+
+    Args:
+        output: [num_tokens], written in place.
+        input_val: [batch_size], same dtype as `output`.
+        cu_num_tokens: [batch_size], running total of tokens per request.
+        replace_from: value to replace (vLLM: the greedy marker of the temperature).
+        replace_to: what to replace it with.
+        MAX_NUM_TOKENS: bound of vLLM's GPU kernel, not needed here.
+    """
+    lengths = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = torch.where(input_val == replace_from, input_val.new_tensor(replace_to), input_val)
+    output.copy_(torch.repeat_interleave(values, lengths.to(torch.int64), output_size=output.shape[0]))
+
+
+def fix_expand_kernel() -> None:
+    """Keep the dtype when per-request sampling values are expanded to tokens.
+
+    vLLM's `_expand_kernel_impl` (vllm/utils/cpu_triton_utils.py) converts its *output* to int64 first, so
+    float32 temperatures and top_p and int32 top_k are written to a temporary, and the rejection sampler
+    reads uninitialised memory: every request at temperature > 0 with proposals samples from garbage
+    (vllm issues 55005, 42638).
+    """
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils.expand_kernel.func = expand_kernel
+
+
+def fix_discarded_seeded_rows() -> None:
+    """Rewind the generator of a seeded request whose sampled token is thrown away.
+
+    `GPUModelRunner._bookkeeping_sync` (vllm/v1/worker/gpu_model_runner.py) rewinds by
+    `set_offset(get_offset() - 4)`, which only CUDA generators have: on a CPU, a request with a seed kills
+    the engine as soon as its prompt is prefilled in chunks or it is resumed after a preemption. Here the
+    state is saved before sampling and put back after, which is what the offset does on a GPU.
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if getattr(CPUModelRunner, _MARK, False):
+        return
+    sample = CPUModelRunner._sample
+    bookkeep = CPUModelRunner._bookkeeping_sync
+
+    def discarded(runner: Any) -> dict[int, torch.Generator]:
+        batch = runner.input_batch
+        if not batch.generators:
+            return {}
+        mask = runner.discard_request_mask.np[: batch.num_reqs]
+        return {row: generator for row, generator in batch.generators.items() if mask[row]}
+
+    @wraps(sample)
+    def sample_and_rewind(self: Any, *args: Any, **kwargs: Any) -> Any:
+        saved = [(generator, generator.get_state()) for generator in discarded(self).values()]
+        try:
+            return sample(self, *args, **kwargs)
+        finally:
+            for generator, state in saved:
+                generator.set_state(state)
+
+    @wraps(bookkeep)
+    def bookkeep_without_offsets(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Already rewound: hide these generators from the code that would ask them for an offset.
+        hidden = discarded(self)
+        for row in hidden:
+            del self.input_batch.generators[row]
+        try:
+            return bookkeep(self, *args, **kwargs)
+        finally:
+            self.input_batch.generators.update(hidden)
+
+    CPUModelRunner._sample = sample_and_rewind
+    CPUModelRunner._bookkeeping_sync = bookkeep_without_offsets
+    setattr(CPUModelRunner, _MARK, True)
