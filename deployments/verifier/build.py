@@ -34,7 +34,8 @@ def llm_config(settings: VerifierSettings, *, max_draft_tokens: int) -> LLMConfi
         raise ValueError(f"verifier.engine must not set {', '.join(clash)}: the fleet sets it")
     if int(settings.engine.get("pipeline_parallel_size", 1)) != 1:
         raise ValueError(
-            "verifier.engine.pipeline_parallel_size must be 1: proposals need the whole model in one stage"
+            "verifier.engine.pipeline_parallel_size must be 1: vLLM's custom proposers need the whole model in "
+            "one stage; use tensor_parallel_size"
         )
     cpu = settings.device == "cpu"
     bundle: dict[str, float] = {"CPU": settings.num_cpus}

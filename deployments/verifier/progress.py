@@ -33,7 +33,7 @@ class Use(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """Running totals of one sequence. `request` is the response's id, `sequence` vLLM's (n > 1 has several)."""
+    """Running totals of one sequence. `request` is the response's id, `sequence` vLLM's (n > 1: several)."""
 
     request: str
     sequence: str

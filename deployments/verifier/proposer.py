@@ -149,7 +149,7 @@ class FleetProposer:
         return rows
 
     def collect(self) -> None:
-        """vLLM is about to take the drafts: fill in what the drafters sent, waiting to the deadline at most."""
+        """vLLM takes the drafts now: fill in what the drafters sent, waiting to the deadline at most."""
         if self._runner is None or not self._asked:
             return
         asked, self._asked = self._asked, []
@@ -231,7 +231,7 @@ class FleetProposer:
     # -- requests come and go ---------------------------------------------------------------------------
 
     def _open(self, new: Any) -> None:
-        """A request was scheduled for the first time: its draft gets the prompt before the verifier starts."""
+        """A request was scheduled for the first time: its draft gets the prompt before the verifier does."""
         prompt = new.prompt_token_ids
         if prompt is None:  # prompt embeddings: there are no ids that a draft could read
             return

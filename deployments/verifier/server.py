@@ -111,7 +111,7 @@ class Verifier(LLMServer):
                 return dict(answer)
         raise RuntimeError(
             f"no worker of verifier {self._model_name!r} took the proposer: vLLM runs without speculation. "
-            "Do not set speculative_config, worker_extension_cls or pipeline_parallel_size in verifier.engine."
+            "Is another plugin of vLLM replacing the proposer or the worker?"
         )
 
     # -- requests -----------------------------------------------------------------------------------------
