@@ -31,7 +31,7 @@ def summarise(
         "domain": domain,
         "domain_probability": round(domain_probability, 4),
         "drafts": [
-            {"name": use.name or "none", "from_token": use.from_token, "reason": use.reason}
+            {"name": use.name, "from_token": use.from_token, "reason": use.reason}
             for row in rows
             for use in row.drafts
         ],

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ray.llm._internal.serve.core.configs.accelerators import CPUConfig, GPUConfig
 from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
@@ -34,8 +35,8 @@ def llm_config(settings: VerifierSettings, *, max_draft_tokens: int) -> LLMConfi
         raise ValueError(f"verifier.engine must not set {', '.join(clash)}: the fleet sets it")
     if int(settings.engine.get("pipeline_parallel_size", 1)) != 1:
         raise ValueError(
-            "verifier.engine.pipeline_parallel_size must be 1: vLLM's custom proposers need the whole model in "
-            "one stage; use tensor_parallel_size"
+            "verifier.engine.pipeline_parallel_size must be 1: vLLM's custom proposers need the whole "
+            "model in one stage; use tensor_parallel_size"
         )
     cpu = settings.device == "cpu"
     bundle: dict[str, float] = {"CPU": settings.num_cpus}
@@ -44,7 +45,7 @@ def llm_config(settings: VerifierSettings, *, max_draft_tokens: int) -> LLMConfi
     return LLMConfig(
         model_loading_config={"model_id": settings.name, "model_source": settings.model},
         engine_kwargs=_engine_arguments(settings, max_draft_tokens),
-        accelerator_config={"kind": "cpu"} if cpu else {"kind": "gpu"},
+        accelerator_config=CPUConfig() if cpu else GPUConfig(),
         placement_group_config={"bundle_per_worker": bundle},
         deployment_config={
             "num_replicas": settings.replicas,
@@ -149,7 +150,7 @@ def build_verifier(
     )
     return build_llm_deployment(
         llm_config(settings, max_draft_tokens=speculation.max_draft_tokens),
-        deployment_cls=Verifier,
+        deployment_cls=Verifier,  # type: ignore[arg-type]  # its constructor is async, as LLMServer's is
         name_prefix="verifier-",
         bind_kwargs={
             "plan": plan.model_dump(mode="json"),

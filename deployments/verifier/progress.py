@@ -25,9 +25,9 @@ SOCKET_POLL_S = 1.0
 
 
 class Use(msgspec.Struct, array_like=True, frozen=True):
-    """From which of the request's tokens on a draft served it, and why. `name` None: plain decoding."""
+    """From which of the request's tokens on a draft served it, and why. `name` "none": plain decoding."""
 
-    name: str | None
+    name: str
     from_token: int
     reason: str
 

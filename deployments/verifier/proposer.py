@@ -21,11 +21,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from router.router import Router
 
-from deployments.link.client import LinkClient, Peer
-from deployments.verifier.progress import ProgressSender, StepReport, Use
+from deployments.link.client import LinkClient
+from deployments.link.peer import Peer
+from deployments.verifier.progress import Progress, ProgressSender, StepReport, Use
 from deployments.verifier.requests import RequestTable, TrackedRequest, cut_at_stop
+from router.router import Router
 from router.types import Decision
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GENERAL: Final = "general"
-MAX_USES: Final = 64  # changes of draft remembered per request
 LOGGED_FAILURES: Final = 20  # tracebacks written; further ones are only counted
 
 
@@ -67,6 +67,7 @@ class FleetProposer:
         self._only_decodes = False
         self._asked: list[_Row] = []
         self._asked_at = 0.0
+        self._deadline_s = 0.0
         self._rows: list[list[int]] = []
         self.generated_tokens = 0
         self.prompt_tokens = 0
@@ -75,7 +76,14 @@ class FleetProposer:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM offers the target model here; the drafts live in processes of their own."""
 
-    def bind(self, runner: Any, router: Router, link: LinkClient, progress: ProgressSender | None) -> None:
+    def bind(
+        self,
+        runner: Any,
+        router: Router,
+        link: LinkClient,
+        progress: ProgressSender | None,
+        deadline_s: float,
+    ) -> None:
         """Start to propose.
 
         Args:
@@ -83,8 +91,10 @@ class FleetProposer:
             router: decides who proposes and how much.
             link: connection to the drafters.
             progress: where the replica hears about every step, if it wants to.
+            deadline_s: longest that a step waits for proposals, in seconds.
         """
         self._router, self._link, self._progress = router, link, progress
+        self._deadline_s = deadline_s
         self._requests = RequestTable(self.max_model_len, GENERAL)
         self._runner = runner
 
@@ -139,6 +149,7 @@ class FleetProposer:
         if self._runner is None:
             return rows
         try:
+            self._sweep()
             decoding = self._book(sampled_token_ids)
             self._decide(decoding, num_tokens_no_spec)
             self._ask(decoding, num_tokens_no_spec, token_ids_cpu)
@@ -154,17 +165,16 @@ class FleetProposer:
             return
         asked, self._asked = self._asked, []
         try:
-            deadline = self._asked_at + self._link.settings.step_deadline_ms / 1e3
-            answers = self._link.collect(self._step, deadline)
-            waited = monotonic() - self._asked_at
+            began = monotonic()
+            trips = self._round_trips(asked)
+            answers: dict[int, list[int]] = self._link.collect(self._step, self._asked_at + self._deadline_s)
             for row in asked:
                 assert row.decision is not None
                 tokens = answers.get(row.request.session, [])[: row.decision.length]
                 tokens = cut_at_stop(tokens, row.request.stops)
                 row.request.proposal = tokens
                 self._rows[row.index][:] = tokens
-            for draft, length in _longest_asked(asked).items():
-                self._router.observe_wait(draft, length, waited)
+            self._observe_waits(asked, trips, began)
         except Exception:
             self._fail("collect")
             for row in asked:
@@ -188,12 +198,10 @@ class FleetProposer:
                 continue
             # vLLM may have cut the proposal (budget, length, grammar), or scheduled padding in its place.
             verified = self._scheduled.get(request.engine_id, [])
-            if verified and verified == request.proposal[: len(verified)] and request.draft is not None:
-                accepted = len(tokens) - 1
-                request.proposed += len(verified)
-                request.accepted += accepted
-                request.steps += 1
-                self._router.book(request.engine_id, request.draft, len(verified), accepted, len(tokens))
+            if not verified or verified != request.proposal[: len(verified)]:
+                verified = []
+            accepted = min(len(tokens) - 1, len(verified))
+            self._router.book(request.engine_id, request.draft, len(verified), accepted, len(tokens))
             request.proposal = []
             request.generated += len(tokens)
             self.generated_tokens += len(tokens)
@@ -208,25 +216,40 @@ class FleetProposer:
         )
         for row, decision in zip(decoding, decisions, strict=True):
             row.decision = decision
-            self._note_use(row.request, decision)
+            row.request.draft = decision.draft
 
     def _ask(self, decoding: list[_Row], num_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         for row in decoding:
             decision = row.decision
             if decision is None or decision.draft is None or decision.length < 1:
                 continue
-            context = _Context(token_ids[row.index], int(num_tokens[row.index]))
+            context = token_ids[row.index, : int(num_tokens[row.index])]
             length = min(decision.length, self.width)
-            self._link.ask(decision.draft, row.request.session, context, length)
-            self._asked.append(row)
+            if self._link.ask(decision.draft, row.request.session, context, length):
+                self._asked.append(row)
         self._link.flush(self._step)
         self._asked_at = monotonic()
 
     def _tell(self, decoding: list[_Row], sampled: list[list[int]]) -> None:
         if self._progress is not None and decoding:
             tokens = sum(len(row) for row in sampled)
-            rows = [row.request.progress() for row in decoding]
+            rows = [self._totals(row.request) for row in decoding]
             self._progress.send(StepReport(rows, len(self._requests), tokens))
+
+    def _totals(self, request: TrackedRequest) -> Progress:
+        summary = self._router.summary(request.engine_id)
+        if summary is None:  # the router forgot it: it remembers a bounded number of requests
+            return Progress(request.response_id, request.engine_id, request.generated, 0, 0, 0, [])
+        uses = [Use(use.name, use.from_token, use.reason) for use in summary.drafts]
+        return Progress(
+            request.response_id,
+            request.engine_id,
+            request.generated,
+            summary.proposed,
+            summary.accepted,
+            summary.steps,
+            uses,
+        )
 
     # -- requests come and go ---------------------------------------------------------------------------
 
@@ -237,9 +260,9 @@ class FleetProposer:
             return
         self.prompt_tokens += len(prompt)
         request = self._track(new.req_id, len(prompt), new.sampling_params)
-        (decision,) = self._router.decide([new.req_id], self._link.available(), [self.width + 1])
-        if decision.draft is not None:
-            self._link.ask(decision.draft, request.session, _Context(np.asarray(prompt), len(prompt)), 0)
+        draft = self._router.home(new.req_id)
+        if draft is not None:
+            self._link.ask(draft, request.session, prompt, 0)
 
     def _adopt(self, engine_id: str) -> TrackedRequest | None:
         """A request that was running before the proposer was bound."""
@@ -250,7 +273,10 @@ class FleetProposer:
 
     def _track(self, engine_id: str, prompt_tokens: int, params: Any) -> TrackedRequest:
         request = self._requests.open(engine_id, prompt_tokens, params)
-        self._router.open(request.profile)
+        try:
+            self._router.open(request.profile)
+        except ValueError:  # pinned to a draft that this fleet does not have: it decodes plainly
+            self._fail("open")
         return request
 
     def _close(self, engine_id: str) -> None:
@@ -260,13 +286,34 @@ class FleetProposer:
             self._router.close(engine_id)
             self._link.close_session(request.session)
 
-    def _note_use(self, request: TrackedRequest, decision: Decision) -> None:
-        if request.uses and request.uses[-1].name == decision.draft:
-            request.draft = decision.draft
-            return
-        request.draft = decision.draft
-        if len(request.uses) < MAX_USES:
-            request.uses.append(Use(decision.draft, request.generated, str(decision.reason)))
+    def _sweep(self) -> None:
+        """Close what vLLM no longer knows: a failure in `begin` must not leak sessions."""
+        alive = self._runner.requests
+        if len(self._requests) > len(alive):
+            for engine_id in [name for name in self._requests if name not in alive]:
+                self._close(engine_id)
+
+    # -- what waiting costs -----------------------------------------------------------------------------
+
+    def _round_trips(self, asked: list[_Row]) -> dict[str, float]:
+        """Per draft, the seconds of all its round trips so far; only where several were asked."""
+        if len(_longest_asked(asked)) < 2:
+            return {}
+        return {draft: figures["round_trip_seconds"] for draft, figures in self._link.stats().items()}
+
+    def _observe_waits(self, asked: list[_Row], before: dict[str, float], began: float) -> None:
+        """Tell the router by how much each draft held up this step."""
+        longest = _longest_asked(asked)
+        waited = monotonic() - began
+        after = self._round_trips(asked)
+        for draft, length in longest.items():
+            if before:
+                trip = after.get(draft, 0.0) - before.get(draft, 0.0)
+                # No answer in time: it cost the whole wait.
+                seconds = max(0.0, trip - (began - self._asked_at)) if trip else waited
+            else:
+                seconds = waited
+            self._router.observe_wait(draft, length, seconds)
 
     # -- control, between steps ---------------------------------------------------------------------------
 
@@ -294,23 +341,6 @@ class FleetProposer:
         self.failures += 1
         if self.failures <= LOGGED_FAILURES:
             logger.exception("specfleet: %s failed, this step goes on without proposals", where)
-
-
-class _Context:
-    """A request's tokens as the link wants them: any slice, without copying the rest."""
-
-    __slots__ = ("_tokens", "length")
-
-    def __init__(self, tokens: np.ndarray, length: int) -> None:
-        self._tokens = tokens
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __call__(self, start: int, stop: int) -> list[int]:
-        tokens: list[int] = self._tokens[start:stop].tolist()
-        return tokens
 
 
 def _longest_asked(asked: list[_Row]) -> dict[str, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deployments.verifier.progress import Progress, Use
 from router.types import RequestProfile
 
 # Keys in `SamplingParams.extra_args`: how the replica tells the worker about a request (vllm_xargs).
@@ -26,7 +26,8 @@ class TrackedRequest:
         profile: what the router decides on.
         stops: token ids that end the answer: nothing is proposed past one.
         token_limit: prompt plus answer, in tokens, past which vLLM stops.
-        proposal: what was handed to vLLM for the coming step, and by which draft.
+        draft: who was asked for the coming step.
+        proposal: what was handed to vLLM for the coming step.
     """
 
     engine_id: str
@@ -37,24 +38,8 @@ class TrackedRequest:
     prompt_tokens: int
     token_limit: int
     generated: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    steps: int = 0
     draft: str | None = None
     proposal: list[int] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
-
-    def progress(self) -> Progress:
-        """The running totals, as the replica wants them."""
-        return Progress(
-            self.response_id,
-            self.engine_id,
-            self.generated,
-            self.proposed,
-            self.accepted,
-            self.steps,
-            self.uses,
-        )
 
 
 class RequestTable:
@@ -68,6 +53,9 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
 
     def get(self, engine_id: str) -> TrackedRequest | None:
         """The request, or None where it was never opened (or is finished)."""

@@ -17,9 +17,7 @@ import ray
 from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.handle import DeploymentHandle
-from ray.serve.llm import LLMConfig
-from router.domains import DomainClassifier, DomainGuess, conversation_text
-from router.encoder import load_encoder
+from ray.serve.llm import LLMConfig, ModelLoadingConfig
 
 from deployments.models.sources import resolve_model
 from deployments.verifier.annotate import event_of, summarise, usage_chunk
@@ -31,6 +29,8 @@ from deployments.verifier.requests import (
     PROBABILITY_KEY,
     REQUEST_KEY,
 )
+from router.domains import DomainClassifier, DomainGuess, conversation_text
+from router.encoder import load_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ class Verifier(LLMServer):
     ) -> None:
         base = Path(base_folder) if base_folder else None
         folder = resolve_model(model, base=base)
-        llm_config.model_loading_config.model_source = str(folder)
+        loading = llm_config.model_loading_config
+        assert isinstance(loading, ModelLoadingConfig)
+        loading.model_source = str(folder)
         llm_config._engine_config = None  # was made from the source's name, before it was a folder here
         self._registry = registry
         self._model_name = llm_config.model_id
@@ -153,7 +155,8 @@ class Verifier(LLMServer):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]
         if isinstance(prompt, list):
-            tokenizer = await asyncio.to_thread(self.engine._engine_client.get_tokenizer)
+            engine: Any = self.engine
+            tokenizer = await asyncio.to_thread(engine._engine_client.get_tokenizer)
             return str(tokenizer.decode(prompt[-CLASSIFIED_PROMPT_TOKENS:]))
         return str(prompt or "")
 
@@ -197,7 +200,7 @@ class Verifier(LLMServer):
         """Tell the registry how things stand, and learn which drafters there are. Never raises."""
         try:
             snapshots = await self.collective_rpc("specfleet_snapshot", timeout=CONTROL_TIMEOUT_S)
-            snapshot = next((one for one in snapshots if one), {})
+            snapshot: dict[str, Any] = next((one for one in snapshots if one), {})
             snapshot["tokens_per_second"] = self._board.tokens_per_second()
             report = {
                 "replica": self._replica,
@@ -220,7 +223,7 @@ class Verifier(LLMServer):
             # Registry or engine are away for a moment: the last known drafters stay connected.
             logger.warning("specfleet: exchange with the registry failed, trying again: %r", error)
 
-    async def __del__(self) -> None:  # type: ignore[override]
+    async def __del__(self) -> None:
         """Serve awaits this when the replica stops."""
         task = getattr(self, "_report_task", None)
         if task is not None:

@@ -111,6 +111,9 @@ def fix_discarded_seeded_rows() -> None:
         finally:
             self.input_batch.generators.update(hidden)
 
-    CPUModelRunner._sample = sample_and_rewind
-    CPUModelRunner._bookkeeping_sync = bookkeep_without_offsets
-    setattr(CPUModelRunner, _MARK, True)
+    for name, value in (
+        ("_sample", sample_and_rewind),
+        ("_bookkeeping_sync", bookkeep_without_offsets),
+        (_MARK, True),
+    ):
+        setattr(CPUModelRunner, name, value)

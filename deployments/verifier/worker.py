@@ -12,12 +12,12 @@ import sys
 from functools import wraps
 from typing import Any, Final
 
-from router.router import Router
-
-from deployments.link.client import LinkClient, Peer
+from deployments.link.client import LinkClient
+from deployments.link.peer import Peer
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.progress import ProgressSender
 from deployments.verifier.proposer import FleetProposer
+from router.router import Router
 
 # The scheduler cuts proposals per request; the runner's own check would drop everybody's as soon as one
 # request comes near the end of its context (vllm issue 58080).
@@ -50,7 +50,7 @@ class FleetWorkerExtension:
             progress = ProgressSender(settings.progress_address, settings.progress_key)
         self.model_runner.effective_drafter_max_model_len = NO_LIMIT
         _wrap_runner(self.model_runner, proposer)
-        proposer.bind(self.model_runner, router, link, progress)
+        proposer.bind(self.model_runner, router, link, progress, settings.link.step_deadline_ms / 1e3)
         return {"bound": True, "public_key": link.public_key, "pid": os.getpid()}
 
     def specfleet_peers(self, peers: list[dict[str, str]]) -> None:

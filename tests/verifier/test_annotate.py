@@ -6,7 +6,7 @@ from deployments.verifier.progress import Progress, Use
 
 def test_a_summary_adds_up_the_sequences_of_a_request() -> None:
     rows = [
-        Progress("r", "r-0", 10, 8, 4, 4, [Use("code", 0, "domain"), Use(None, 6, "nothing_pays")]),
+        Progress("r", "r-0", 10, 8, 4, 4, [Use("code", 0, "domain"), Use("none", 6, "nothing_pays")]),
         Progress("r", "r-1", 10, 8, 0, 4, [Use("general", 0, "unsure")]),
     ]
     assert summarise("r", "code", 0.87654, rows) == {
