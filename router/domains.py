@@ -12,12 +12,12 @@ from router.encoder import Encode
 #: The domain of everything that belongs to no other, or that cannot be told.
 GENERAL = "general"
 
-#: Inverse strength of the regularisation. Unit vectors and a few dozen examples per domain want a weak one: with
-#: scikit-learn's default of 1 the probabilities stay near uniform, and every prompt would look unsure.
+#: Inverse strength of the regularisation. Unit vectors and a few dozen examples per domain want a weak one:
+#: with scikit-learn's default of 1 the probabilities stay near uniform, and every prompt would look unsure.
 _INVERSE_REGULARISATION = 10.0
 
-#: Weight of the system prompt beside what the user wrote. Most system prompts say nothing of the domain, and would
-#: blur short questions if they counted in full.
+#: Weight of the system prompt beside what the user wrote. Most system prompts say nothing of the domain, and
+#: would blur short questions if they counted in full.
 _CONTEXT_WEIGHT = 0.3
 #: System prompts are few and come back with every request: their embeddings are kept.
 _CONTEXTS_KEPT = 256
@@ -48,8 +48,8 @@ class DomainClassifier:
 
     Args:
         encode: Texts to unit vectors.
-        examples: Domain -> example prompts. Domains without any are never guessed. Examples of `"general"` are
-            optional, and help to keep everyday prompts out of the other domains.
+        examples: Domain -> example prompts. Domains without any are never guessed. Examples of `"general"`
+            are optional, and help to keep everyday prompts out of the other domains.
         unsure_below: Probability of the likeliest domain under which the guess is `"general"`.
 
     Raises:
@@ -120,9 +120,9 @@ class DomainClassifier:
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """What the user wrote in a chat, bounded to `MAX_TEXT` characters.
 
-    The newest user turn comes first, since encoders cut the end; then the two turns before it (a turn like "and in
-    dogs?" means little alone). Answers are left out: the model's own words would keep a conversation in the domain
-    it began in.
+    The newest user turn comes first, since encoders cut the end; then the two turns before it (a turn like
+    "and in dogs?" means little alone). Answers are left out: the model's own words would keep a conversation
+    in the domain it began in.
 
     Args:
         messages: OpenAI chat messages; `content` is a string, None, or a list of parts of which those with a

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 #: Turns n texts into an array of n unit vectors, float32 [n, width].
 Encode = Callable[[list[str]], "np.ndarray"]
 
-#: Tokens of a text that are read; what a conversation is about shows early, and the cost grows with the length.
+#: Tokens of a text that are read: what it is about shows early, and the cost grows with the length.
 _READ_TOKENS = 128
 
 

@@ -35,6 +35,8 @@ class DraftPolicy:
         Returns:
             True when a try began.
         """
+        if state.given_up:
+            self._forgive(state, options)
         if state.probe is not None and self._probing(state, options):
             return False
         if not state.started:
@@ -72,7 +74,7 @@ class DraftPolicy:
             reason = Reason.LOW_ACCEPTANCE
         else:
             return False
-        self._give_up(state, draft)
+        self._give_up(state, draft, reason is Reason.UNANSWERED)
         self._move_on(state, options, reason)
         return True
 
@@ -136,7 +138,7 @@ class DraftPolicy:
             if good:
                 del state.given_up[probe.draft]
             else:
-                self._give_up(state, probe.draft)
+                self._give_up(state, probe.draft, not answered)
         if state.draft is None:
             state.plain_failures += 1
             self._schedule_plain_retry(state)
@@ -145,10 +147,17 @@ class DraftPolicy:
                 state.go_to(probe.draft, Reason.RECOVERED)
         return False
 
-    def _give_up(self, state: RequestState, draft: str) -> None:
+    def _forgive(self, state: RequestState, options: Mapping[str, Option]) -> None:
+        """A draft that did not answer and is away now was dying; when it is back it starts afresh."""
+        for draft in [d for d, g in state.given_up.items() if g.unanswered and d not in options]:
+            del state.given_up[draft]
+            state.away = draft
+
+    def _give_up(self, state: RequestState, draft: str, unanswered: bool) -> None:
         before = state.given_up.get(draft)
         failures = 0 if before is None else min(before.failures + 1, _MOST_DOUBLINGS)
-        state.given_up[draft] = GivenUp(state.age + (self._settings.probe_after_steps << failures), failures)
+        retry_at = state.age + (self._settings.probe_after_steps << failures)
+        state.given_up[draft] = GivenUp(retry_at, unanswered, failures)
 
     def _schedule_plain_retry(self, state: RequestState) -> None:
         doublings = min(state.plain_failures, _MOST_DOUBLINGS)

@@ -12,10 +12,12 @@ class GivenUp:
 
     Attributes:
         retry_at: Age of the request, in steps, from which the draft may be tried again.
+        unanswered: Whether it was given up for not answering; forgiven when it was away and came back.
         failures: Tries that did not help; each doubles the time to the next.
     """
 
     retry_at: int
+    unanswered: bool = False
     failures: int = 0
 
 

@@ -244,8 +244,8 @@ class Router:
             },
             "speedup": round(self._speedup, 4),
             "benched": sorted(self._benched),
-            "requests": len(self._requests),
-            "forgotten": self._forgotten,
+            "open_requests": len(self._requests),
+            "forgotten_requests": self._forgotten,
         }
 
     def _home(self, profile: RequestProfile) -> tuple[str, Reason]:
