@@ -1,0 +1,280 @@
+"""What may happen inside a proposal, on the real engine: ends, limits, faults, strangers. Tiny model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from deployments.link.messages import Proposal
+from tests.support.engine import WIDTH, FleetEngine, described
+from tests.support.scripted import ScriptedDrafter
+from tests.support.tiny import CONTEXT, VOCAB, tiny_llama
+
+if TYPE_CHECKING:
+    from deployments.link.server import Request
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROMPTS = [[5, 9, 13, 21], [7, 7, 30, 2, 44, 18], [60, 3], [11, 12, 13, 14, 15, 16, 17]]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetEngine]:
+    engine = FleetEngine(
+        tiny_llama(tmp_path_factory.mktemp("verifier")),
+        ["general", "other"],
+        domains={"other": "other"},
+        skip_tokenizer_init=True,
+        max_num_batched_tokens=64,  # prompts above this are prefilled in chunks
+        max_model_len=CONTEXT,
+        block_size=32,
+    )
+    yield engine
+    engine.close()
+
+
+def params(**changes: Any) -> Any:
+    from vllm import SamplingParams
+
+    values: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "detokenize": False,
+        "extra_args": described(draft="general"),
+    }
+    return SamplingParams(**{**values, **changes})
+
+
+def texts(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def plain(engine: FleetEngine, prompts: list[list[int]], **changes: Any) -> list[list[int]]:
+    return texts(engine.generate(prompts, params(**changes, extra_args=described(draft="none"))))
+
+
+class Oracle:
+    """Knows the verifier's greedy answers, so that every proposal is accepted."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[int]] = []
+
+    def __call__(self, context: list[int], length: int) -> list[int]:
+        for answer in self.answers:
+            if answer[: len(context)] == context:
+                return answer[len(context) : len(context) + length]
+        return []
+
+
+@pytest.fixture
+def oracle(engine: FleetEngine) -> Iterator[tuple[Oracle, ScriptedDrafter]]:
+    script = Oracle()
+    script.answers = [
+        prompt + text for prompt, text in zip(PROMPTS, plain(engine, PROMPTS, max_tokens=64), strict=True)
+    ]
+    drafter = ScriptedDrafter(script)
+    drafter.admit([engine.public_key])
+    engine.connect([drafter.peer])
+    wait_until_up(engine, drafter)
+    yield script, drafter
+    engine.connect([])
+    drafter.stop()
+
+
+def wait_until_up(engine: FleetEngine, drafter: ScriptedDrafter, seconds: float = 30) -> None:
+    """Run short requests until the drafter is asked: connecting takes a moment."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        before = drafter.asked
+        engine.generate([[1, 2, 3]], params(max_tokens=6))
+        if drafter.asked > before:
+            return
+    raise AssertionError(f"the drafter was never asked: {engine.snapshot()}")
+
+
+def sessions_left(engine: FleetEngine, drafter: ScriptedDrafter) -> int:
+    """Sessions the drafter still has, once the closes have reached it."""
+    deadline = time.monotonic() + 10
+    while drafter.contexts and time.monotonic() < deadline:
+        # Closes travel with the engine's next steps; a finished request's with the step after it.
+        engine.generate([[1]], params(max_tokens=2, extra_args=described(draft="none")))
+    return len(drafter.contexts)
+
+
+def accepted(engine: FleetEngine) -> tuple[int, int]:
+    figures = engine.snapshot()["acceptance"]
+    cells = [cell for by_domain in figures.values() for cell in by_domain.values()]
+    return sum(c["proposed"] for c in cells), sum(c["accepted"] for c in cells)
+
+
+def test_accepted_proposals_give_the_same_text_in_fewer_steps(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    expected = plain(engine, PROMPTS)
+    before = accepted(engine)
+    steps = engine.snapshot()["proposer"]["steps"]
+    assert texts(engine.generate(PROMPTS, params())) == expected
+    after = accepted(engine)
+    proposed, taken = after[0] - before[0], after[1] - before[1]
+    assert proposed > 0
+    assert taken == proposed  # an oracle is never rejected
+    assert engine.snapshot()["proposer"]["steps"] - steps < len(expected[0])
+    assert sessions_left(engine, oracle[1]) == 0
+
+
+def test_rejected_proposals_change_nothing(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    expected = plain(engine, PROMPTS)
+    right = oracle[1].script
+    oracle[1].script = lambda context, length: [(t + 1) % VOCAB for t in right(context, length)]
+    assert texts(engine.generate(PROMPTS, params())) == expected
+    assert texts(engine.generate(PROMPTS[:1], params())) == expected[:1]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, 7])
+def test_max_tokens_inside_a_proposal(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter], max_tokens: int
+) -> None:
+    got = texts(engine.generate(PROMPTS, params(max_tokens=max_tokens)))
+    assert got == plain(engine, PROMPTS, max_tokens=max_tokens)
+    assert {len(text) for text in got} == {max_tokens}
+
+
+def test_end_of_text_and_stop_tokens_inside_a_proposal(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    whole = plain(engine, PROMPTS)
+    for position in range(1, 8):
+        stop = whole[0][position]
+        changes = {"stop_token_ids": [stop], "ignore_eos": False}
+        expected = plain(engine, PROMPTS, **changes)
+        assert texts(engine.generate(PROMPTS, params(**changes))) == expected
+        assert expected[0][-1] == stop
+    assert sessions_left(engine, oracle[1]) == 0
+
+
+def test_a_request_near_the_end_of_its_context_costs_the_others_nothing(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    long = [(3 * i) % VOCAB for i in range(CONTEXT - 12)]
+    (tail,) = plain(engine, [long], max_tokens=64)
+    expected = plain(engine, PROMPTS)
+    oracle[0].answers.append(long + tail)
+    before = accepted(engine)
+    mixed = [params(max_tokens=64), *[params() for _ in PROMPTS]]
+    got = texts(engine.generate([long, *PROMPTS], mixed))
+    assert got == [tail, *expected]
+    assert len(tail) == 12
+    proposed = accepted(engine)[0] - before[0]
+    # Without the workaround in `specfleet_bind` everybody's proposals are dropped in the long row's steps.
+    assert proposed >= len(PROMPTS) * 8
+
+
+def test_seeded_requests_survive_chunked_prefill(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    long = [(5 * i + 1) % VOCAB for i in range(200)]  # more than max_num_batched_tokens
+    seeded = {"temperature": 1.0, "seed": 7}
+    first = plain(engine, [long], **seeded)
+    assert plain(engine, [long], **seeded) == first  # a seed reproduces the text without drafts
+    assert len(texts(engine.generate([long], params(**seeded)))[0]) == 24
+
+
+def wrong_session(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    drafter.reply(request, [Proposal(a.session + 1000, a.position, [1, 2], "ok") for a in answers])
+
+
+def wrong_epoch(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    drafter.reply(request, answers, epoch=request.message.epoch - 1)
+
+
+def outside_the_vocabulary(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    drafter.reply(request, [Proposal(a.session, a.position, [VOCAB + 7] * len(a.tokens)) for a in answers])
+
+
+def too_many_tokens(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    drafter.reply(request, [Proposal(a.session, a.position, [3] * (2 * WIDTH + 1)) for a in answers])
+
+
+def garbage(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    drafter.server._router.send_multipart([request.peer, b"\x00garbage\xff" * 3])
+
+
+def silence(drafter: ScriptedDrafter, request: Request, answers: list[Proposal]) -> None:
+    pass
+
+
+MISDEEDS = [wrong_session, wrong_epoch, outside_the_vocabulary, too_many_tokens, garbage, silence]
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+def test_a_drafter_that_misbehaves_costs_proposals_only(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter], misdeed: Any
+) -> None:
+    _, drafter = oracle
+    expected = plain(engine, PROMPTS)
+    drafter.misdeed = misdeed
+    assert texts(engine.generate(PROMPTS, params())) == expected
+    drafter.misdeed = None
+    wait_until_up(engine, drafter)  # and is trusted again once it answers properly
+    before = accepted(engine)
+    assert texts(engine.generate(PROMPTS, params())) == expected
+    assert accepted(engine)[1] > before[1]
+    assert engine.snapshot()["proposer"]["failures"] == 0
+
+
+def test_a_switch_of_drafts_in_mid_stream_changes_nothing(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    """The domain's draft is useless, so the router leaves it for the generalist while the request runs."""
+    script, drafter = oracle
+    useless = ScriptedDrafter(lambda context, length: [(context[-1] + 1) % VOCAB] * length, draft="other")
+    useless.admit([engine.public_key])
+    engine.connect([drafter.peer, useless.peer])
+    try:
+        expected = plain(engine, PROMPTS, max_tokens=60)
+        script.answers = [p + t for p, t in zip(PROMPTS, expected, strict=True)]
+        routed = params(max_tokens=60, extra_args=described(domain="other"))
+        deadline = time.monotonic() + 60
+        while useless.asked == 0 and time.monotonic() < deadline:
+            assert texts(engine.generate(PROMPTS, routed)) == expected
+        asked = (useless.asked, drafter.asked)
+        assert texts(engine.generate(PROMPTS, routed)) == expected
+        switches = engine.snapshot()["switches"]
+        assert useless.asked >= asked[0]
+        assert drafter.asked > asked[1], switches
+        assert sum(switches.values()) > 0
+    finally:
+        engine.connect([drafter.peer])
+        useless.stop()
+
+
+def test_an_error_inside_propose_costs_proposals_only(
+    engine: FleetEngine, oracle: tuple[Oracle, ScriptedDrafter]
+) -> None:
+    expected = plain(engine, PROMPTS)
+    before = engine.snapshot()["proposer"]["failures"]
+    engine.llm.collective_rpc(break_router)
+    try:
+        assert texts(engine.generate(PROMPTS, params())) == expected
+    finally:
+        engine.llm.collective_rpc(mend_router)
+    assert engine.snapshot()["proposer"]["failures"] > before
+    got = texts(engine.generate(PROMPTS, params()))
+    assert got == expected
+
+
+def break_router(worker: Any) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("planted")
+
+    worker.model_runner.drafter._router.decide = broken
+
+
+def mend_router(worker: Any) -> None:
+    del worker.model_runner.drafter._router.decide
