@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -128,7 +129,7 @@ class LinkClient:
             False if no answer will come in this step: no live replica, a drafter that is late or still busy
             catching up with this session, or a context beyond the draft's window.
         """
-        session, length = int(session), min(max(int(length), 0), MAX_PROPOSED)
+        session, length = operator.index(session), min(max(operator.index(length), 0), MAX_PROPOSED)
         if not 0 <= session < 2**63:
             raise ValueError(f"session {session} must be an int from 0 below 2**63")
         now = self._catch_up()
@@ -296,7 +297,7 @@ class LinkClient:
     def _read_tokens(self, context: TokenSource, base: int) -> list[int]:
         part = context[base:]
         tolist = getattr(part, "tolist", None)  # arrays: one call instead of one object per token
-        tokens: list[int] = list(part) if tolist is None else tolist()
+        tokens = list(map(operator.index, part if tolist is None else tolist()))
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
             raise ValueError(f"context holds token ids outside 0..{self._vocab_size - 1}")
         return tokens
