@@ -55,7 +55,9 @@ def locate_model(source: str, *, base: Path | None = None) -> ModelLocation:
             if any((folder / marker).is_file() for marker in MARKERS):
                 return ModelLocation("folder", folder)
             raise ModelSourceError(f"{folder} holds no model: neither {' nor '.join(MARKERS)} is in it")
-    if _HUB_ID.match(source):
+    # "drafts/code" beside a folder "drafts" is a folder that is missing, not somebody's model on the hub.
+    meant_here = any(folder.parent.is_dir() for folder in tried)
+    if _HUB_ID.match(source) and not meant_here:
         return ModelLocation("hub", None, source)
     raise ModelSourceError(f"no model folder {source!r}; tried " + ", ".join(str(folder) for folder in tried))
 
