@@ -110,7 +110,7 @@ def _models(config: FleetConfig) -> Iterator[Problem]:
         if location.kind == "hub" and not in_hub_cache(location.detail):
             yield Problem(
                 dotted(path),
-                f"{source} is no folder here: it will be fetched from the Hugging Face hub at the first start",
+                f"{source} is no folder here: the first start fetches it from the Hugging Face hub",
                 severity="warning",
             )
 
