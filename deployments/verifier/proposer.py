@@ -72,6 +72,7 @@ class FleetProposer:
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.finished = 0
+        self.resumed = 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM offers the target model here; the drafts live in processes of their own."""
@@ -119,6 +120,7 @@ class FleetProposer:
             )
             for engine_id in scheduler_output.finished_req_ids:
                 self._close(engine_id)
+            self.resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
             for new in scheduler_output.scheduled_new_reqs:
                 self._only_decodes = False
                 self._open(new)
@@ -333,6 +335,7 @@ class FleetProposer:
             "proposer": {
                 "failures": self.failures,
                 "steps": self._step,
+                "resumed": self.resumed,  # requests that came back after a preemption
                 "reports_dropped": self._progress.dropped if self._progress else 0,
             },
         }
