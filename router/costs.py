@@ -8,13 +8,12 @@ from statistics import median
 #: Batch sizes (rows) at which step times are remembered; others count for the nearest one.
 ROW_GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
-#: How much a neighbouring cell counts beside the cell itself, by distance on the row grid ...
+#: How much a cell of a neighbouring batch size counts beside one of the same, by distance on the grid.
 _ROW_NEARNESS = (1.0, 0.1, 0.02)
-#: ... and by distance in tokens per row; further away counts as the last.
-_TOKEN_NEARNESS = (1.0, 0.2, 0.1, 0.05, 0.02)
-
-#: Weight of what the neighbours say, in observations of the cell itself.
-_NEIGHBOURS_WEIGHT = 3.0
+#: Weight of the prior slope: that of one observation one token away from the mean.
+_SLOPE_WEIGHT = 1.0
+#: Weight of what the line through all cells says of one cell, in observations of the cell itself.
+_LINE_WEIGHT = 3.0
 #: Observations after which a cell that nobody refreshed counts half.
 _HALF_LIFE = 2000.0
 #: Observations after which curves are drawn anew.
@@ -48,8 +47,9 @@ class StepCost:
     """Seconds of a verifier step as a function of its rows and of the tokens proposed per row.
 
     Observations are kept as the logarithm of their ratio to an affine prior, in cells of (rows, tokens per
-    row). An estimate is the prior times the cell's median ratio, drawn towards what neighbouring cells say
-    when the cell has seen little. Estimates never fall as the tokens grow, whatever the noise says.
+    row). For a batch size, a line through the medians of its cells (and, with less weight, of neighbouring
+    sizes') says what was not seen, and each cell that was seen bends it. Estimates never fall as the tokens
+    grow, whatever the noise says.
 
     Args:
         max_tokens: Longest proposal per row, tokens.
@@ -65,6 +65,7 @@ class StepCost:
         self._level = _Cell(31)
         self._now = 0
         self._curves: dict[int, list[float]] = {}
+        self._speculated: set[int] = set()
 
     def observe(self, rows: int, proposed: int, seconds: float) -> None:
         """Book one step of `rows` requests that verified `proposed` tokens in all. Nonsense is ignored."""
@@ -74,6 +75,8 @@ class StepCost:
         tokens = min(self._max_tokens, round(proposed / rows))
         ratio = math.log(seconds / self._prior(rows, proposed))
         key = (_nearest_row(rows), tokens)
+        if tokens:
+            self._speculated.add(key[0])
         cell = self._cells.get(key)
         if cell is None:
             cell = self._cells[key] = _Cell(15)
@@ -98,6 +101,10 @@ class StepCost:
         below = min(int(tokens), self._max_tokens - 1)
         return curve[below] + (tokens - below) * (curve[below + 1] - curve[below])
 
+    def unseen(self, rows: int) -> bool:
+        """Whether no step with proposals was ever seen at about this batch size."""
+        return _nearest_row(rows) not in self._speculated
+
     def figures(self) -> list[dict[str, float]]:
         """The cells, for people: rows, proposed tokens per row, estimated seconds, observations held."""
         return [
@@ -116,29 +123,39 @@ class StepCost:
 
     def _draw(self, rows: int) -> list[float]:
         place = _nearest_row(rows)
-        near: list[tuple[int, int, float, float]] = []
+        # Cells of this and of neighbouring batch sizes, moved to this one: (tokens per row, seconds, weight).
+        points: list[tuple[int, float, float]] = []
         for distance, nearness in enumerate(_ROW_NEARNESS):
             for row in {place - distance, place + distance}:
                 for tokens in range(self._max_tokens + 1):
                     cell = self._cells.get((row, tokens))
                     if cell is not None:
-                        near.append((row, tokens, nearness * cell.weight(self._now), cell.middle))
+                        seconds = self._prior(rows, rows * tokens) * math.exp(cell.middle)
+                        points.append((tokens, seconds, nearness * cell.weight(self._now)))
+        level = math.exp(self._level.middle)
+        if not points:
+            return [level * self._prior(rows, rows * tokens) for tokens in range(self._max_tokens + 1)]
+
+        weight = sum(w for _, _, w in points)
+        mean_x = sum(w * x for x, _, w in points) / weight
+        mean_y = sum(w * y for _, y, w in points) / weight
+        level = mean_y / self._prior(rows, rows * mean_x)
+        slope = level * self._prior_parts[2] * rows
+        spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
+        shared = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points)
+        slope = max(0.0, (shared + _SLOPE_WEIGHT * slope) / (spread + _SLOPE_WEIGHT))
+
         values, weights = [], []
         for tokens in range(self._max_tokens + 1):
+            value = mean_y + slope * (tokens - mean_x)
             own = self._cells.get((place, tokens))
-            weight = own.weight(self._now) if own is not None else 0.0
-            total, said = 0.01, 0.01 * self._level.middle
-            for row, other, trust, ratio in near:
-                if row == place and other == tokens:
-                    continue
-                trust *= _TOKEN_NEARNESS[min(abs(other - tokens), len(_TOKEN_NEARNESS) - 1)]
-                total += trust
-                said += trust * ratio
-            ratio = said / total
+            trust = 0.0
             if own is not None:
-                ratio = (weight * own.middle + _NEIGHBOURS_WEIGHT * ratio) / (weight + _NEIGHBOURS_WEIGHT)
-            values.append(self._prior(rows, rows * tokens) * math.exp(ratio))
-            weights.append(weight + 0.1)
+                trust = own.weight(self._now)
+                seen = self._prior(rows, rows * tokens) * math.exp(own.middle)
+                value += (seen - value) * trust / (trust + _LINE_WEIGHT)
+            values.append(max(value, 1e-6))
+            weights.append(trust + 0.1)
         return _never_falling(values, weights)
 
 

@@ -24,13 +24,17 @@ class DraftPolicy:
     def __init__(self, settings: SpeculationSettings) -> None:
         self._settings = settings
 
-    def settle(self, state: RequestState, options: Mapping[str, Option], may_probe: bool) -> bool:
+    def settle(
+        self, state: RequestState, options: Mapping[str, Option], may_probe: bool, curious: bool = False
+    ) -> bool:
         """Bring `state.draft` (and `state.probe`) up to date for the coming step.
 
         Args:
             state: The request; changed in place.
             options: Its candidates that are available, at their best length.
             may_probe: Whether the batch can afford that a try begins in this step.
+            curious: Whether nobody knows what proposals cost at this batch size: a request that decodes plainly
+                then tries at once.
 
         Returns:
             True when a try began.
@@ -43,7 +47,7 @@ class DraftPolicy:
             self._begin(state, options)
         elif not self._forced(state, options) and state.age - state.since >= self._dwell(state):
             self._prefer(state, options)
-        return may_probe and self._try_again(state, options)
+        return may_probe and self._try_again(state, options, curious)
 
     def _begin(self, state: RequestState, options: Mapping[str, Option]) -> None:
         choice = self._best(state, options)
@@ -101,14 +105,14 @@ class DraftPolicy:
             state.go_to(None, Reason.NOTHING_PAYS)
             self._schedule_plain_retry(state)
 
-    def _try_again(self, state: RequestState, options: Mapping[str, Option]) -> bool:
+    def _try_again(self, state: RequestState, options: Mapping[str, Option], curious: bool) -> bool:
         """Begin a try of a draft that was given up, when its time has come."""
         draft: str | None = None
         for name, given_up in state.given_up.items():
             if name in options and name != state.draft and state.age >= given_up.retry_at:
                 draft = name
                 break
-        if draft is None and state.draft is None and state.age >= state.retry_plain_at:
+        if draft is None and state.draft is None and (curious or state.age >= state.retry_plain_at):
             best = self._best(state, options)
             draft = best.draft if best is not None else None
         if draft is None and state.benched >= self._settings.probe_after_steps:

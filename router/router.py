@@ -263,6 +263,7 @@ class Router:
         probe_steps = self._settings.probe_steps
         self._probe_credit = min(self._probe_credit + self._settings.probe_share, float(probe_steps))
         may_probe = self._probe_credit >= probe_steps
+        curious = may_probe and self._steps.unseen(len(requests))
         probing = False
         picks: list[Pick] = []
         for request_id, left in zip(requests, tokens_left, strict=True):
@@ -270,7 +271,7 @@ class Router:
             if state is None:
                 picks.append(Pick(None, None, 0, 0.0, Reason.UNKNOWN, False, ()))
                 continue
-            pick, probes = self._pick(state, prices, left, may_probe)
+            pick, probes = self._pick(state, prices, left, may_probe, curious)
             probing = probing or probes
             picks.append(pick)
         if probing:
@@ -278,7 +279,9 @@ class Router:
             self._probe_credit -= probe_steps
         return picks
 
-    def _pick(self, state: RequestState, prices: Prices, left: int, may_probe: bool) -> tuple[Pick, bool]:
+    def _pick(
+        self, state: RequestState, prices: Prices, left: int, may_probe: bool, curious: bool
+    ) -> tuple[Pick, bool]:
         state.age += 1
         longest = min(self._settings.max_draft_tokens, left - 1)
         if not state.candidates:
@@ -302,7 +305,7 @@ class Router:
             return Pick(state, None, 0, 0.0, Reason.LAST_TOKEN, False, considered), False
         if state.profile.pinned is not None:
             return self._pinned(state, options, considered), False
-        probes = self._policy.settle(state, options, may_probe)
+        probes = self._policy.settle(state, options, may_probe, curious)
         if state.probe is not None:
             option = options[state.probe.draft]
             state.probe.steps_left -= 1

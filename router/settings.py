@@ -43,7 +43,7 @@ class SpeculationSettings(BaseModel):
         description="A request leaves a draft of whose judged tokens fewer than this share are accepted.",
     )
     min_trials: int = Field(
-        default=16,
+        default=24,
         ge=1,
         description="Judged tokens of a draft that a request must have seen before it may leave it for that.",
     )
@@ -64,7 +64,7 @@ class SpeculationSettings(BaseModel):
         description="Judged tokens after which old evidence on a (draft, domain) has mostly faded.",
     )
     request_strength: float = Field(
-        default=16.0,
+        default=32.0,
         gt=0.0,
         description="How many of a request's own judged tokens weigh as much as what is known of its domain.",
     )

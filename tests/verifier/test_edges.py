@@ -213,7 +213,7 @@ def test_seeded_sampling_survives_preemption(
     assert resumed > 0
     assert [len(text) for text in together] == [200] * 8
     # Without proposals a seed reproduces the text. Not of a request that was preempted: vLLM pads the step in
-    # which it resumes with empty proposals if one token is left to compute, and that takes other random numbers.
+    # which it resumes with empty proposals if one token is left to compute: that takes other random numbers.
     assert sum(a != b for a, b in zip(together, alone, strict=True)) <= resumed
     drafted = [params(seed=i, max_tokens=200, temperature=1.0) for i in range(8)]
     assert {len(text) for text in texts(engine.generate(prompts, drafted))} == {200}
