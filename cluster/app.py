@@ -1,7 +1,8 @@
 """The fleet as one Serve application.
 
-`build` is what a Serve configuration names as ``import_path: cluster.app:build``; its ``args`` are the fleet's
-YAML, unchanged. The same function serves ``specfleet up``, ``serve deploy`` and KubeRay's ``serveConfigV2``.
+`build` is what a Serve configuration names as ``import_path: cluster.app:build``; its ``args`` are the
+fleet's YAML, unchanged. The same function serves ``specfleet up``, ``serve deploy`` and KubeRay's
+``serveConfigV2``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,14 @@ from pathlib import Path
 from cluster.config import FleetConfig, NodeSettings
 from cluster.problems import Problem
 from cluster.yaml_source import KeyPath, dotted
-from deployments.models import ModelSourceError, in_hub_cache, locate_model
+from deployments.models import (
+    IncompatibleDraft,
+    ModelSourceError,
+    check_compatible,
+    in_hub_cache,
+    locate_model,
+    ready_folder,
+)
 
 #: Fewer examples than this cannot describe a domain at all.
 MIN_EXAMPLES = 4
@@ -44,7 +51,7 @@ def check_fleet(config: FleetConfig) -> list[Problem]:
 
 def check_machine(config: FleetConfig) -> list[Problem]:
     """Checks the configuration against this machine's model folders and against the nodes' resources."""
-    return [*_models(config), *_resources(config), *_cores(config)]
+    return [*_models(config), *_compatibility(config), *_resources(config), *_cores(config)]
 
 
 def _names(config: FleetConfig) -> Iterator[Problem]:
@@ -115,6 +122,33 @@ def _models(config: FleetConfig) -> Iterator[Problem]:
             )
 
 
+def _compatibility(config: FleetConfig) -> Iterator[Problem]:
+    """Compares drafts with the verifier as far as their files are here; replicas check again at load."""
+    base = Path(config.base_folder) if config.base_folder else None
+    verifier = _folder(config.verifier.model, base)
+    if verifier is None:
+        return
+    for name, draft in config.drafts.items():
+        folder = _folder(draft.model, base)
+        if folder is None:
+            continue
+        where = dotted(("drafts", name, "model"))
+        try:
+            warning = check_compatible(verifier, folder, max_model_len=config.verifier.max_model_len)
+        except IncompatibleDraft as error:
+            yield Problem(where, str(error))
+            continue
+        if warning is not None:
+            yield Problem(where, warning, severity="warning")
+
+
+def _folder(source: str, base: Path | None) -> Path | None:
+    try:
+        return ready_folder(source, base=base)
+    except ModelSourceError:
+        return None  # said already
+
+
 def units(config: FleetConfig) -> list[Unit]:
     """Every replica with what it needs on its node, one entry per replica."""
     verifier = config.verifier
@@ -122,6 +156,7 @@ def units(config: FleetConfig) -> list[Unit]:
     gpus_each = max(verifier.num_gpus, 1.0) if verifier.device == "cuda" else verifier.num_gpus
     whole = Unit("the verifier", ("verifier",), verifier.num_cpus * size, gpus_each * size)
     found = [whole] * verifier.replicas
+    found += [Unit("the gateway", ("gateway",), config.gateway.num_cpus, 0.0)] * config.gateway.replicas
     for name, draft in config.drafts.items():
         unit = Unit(f"draft {name!r}", ("drafts", name), draft.num_cpus, draft.num_gpus)
         found += [unit] * draft.replicas

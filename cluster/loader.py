@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.config import FleetConfig
 from cluster.problems import ConfigError, Problem
-from cluster.yaml_source import KeyPath, YamlSource, dotted, read_yaml
+from cluster.yaml_source import KeyPath, YamlSource, dotted, parse_path, read_yaml
 
 #: The application builder of a fleet, as a Serve configuration file names it.
 IMPORT_PATH = "cluster.app:build"
@@ -40,6 +40,10 @@ class LoadedConfig:
     def line_of(self, *path: str | int) -> int | None:
         """The line of one of the fleet's keys."""
         return self.source.line_of((*self.prefix, *path))
+
+    def line_at(self, where: str) -> int | None:
+        """The line of one of the fleet's keys, given as people write it."""
+        return self.source.line_of((*self.prefix, *parse_path(where))) if where else None
 
 
 def load_config(path: Path | str) -> LoadedConfig:

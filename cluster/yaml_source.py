@@ -79,6 +79,16 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def parse_path(where: str) -> KeyPath:
+    """The key path behind what `dotted` wrote, names with dots in them apart."""
+    parts: list[str | int] = []
+    for part in where.split("."):
+        name, *indices = part.split("[")
+        parts.append(name)
+        parts += [int(index.rstrip("]")) for index in indices]
+    return tuple(parts)
+
+
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or str(error)

@@ -2,7 +2,7 @@
 
 from deployments.models.compatibility import check_compatible
 from deployments.models.errors import IncompatibleDraft, ModelSourceError
-from deployments.models.sources import ModelLocation, in_hub_cache, locate_model, resolve_model
+from deployments.models.sources import ModelLocation, in_hub_cache, locate_model, ready_folder, resolve_model
 from deployments.models.tokenizers import TokenizerContent, read_tokenizer, tokenizer_sha256
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "in_hub_cache",
     "locate_model",
     "read_tokenizer",
+    "ready_folder",
     "resolve_model",
     "tokenizer_sha256",
 ]

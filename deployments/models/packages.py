@@ -94,9 +94,24 @@ def prepare_package(name: str, cache: Path | None = None) -> Path:
     source = locate_package(name)
     if not PACKAGES[name].is_gguf:
         return source
-    version = importlib.metadata.version(name)
-    target = (cache or default_cache()) / f"{name}-{version}-float32"
-    return build_once(target, lambda folder: dequantise(source, folder))
+    return build_once(_target(name, cache), lambda folder: dequantise(source, folder))
+
+
+def prepared_package(name: str, cache: Path | None = None) -> Path | None:
+    """The folder that `prepare_package` would return, if nothing has to be done for it; else None.
+
+    Raises:
+        ModelSourceError: not known, or not installed.
+    """
+    source = locate_package(name)
+    if not PACKAGES[name].is_gguf:
+        return source
+    target = _target(name, cache)
+    return target if target.is_dir() else None
+
+
+def _target(name: str, cache: Path | None) -> Path:
+    return (cache or default_cache()) / f"{name}-{importlib.metadata.version(name)}-float32"
 
 
 def build_once(target: Path, build: Callable[[Path], None], timeout_s: float = PREPARE_TIMEOUT_S) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from deployments.models.errors import ModelSourceError
-from deployments.models.packages import locate_package, prepare_package
+from deployments.models.packages import locate_package, prepare_package, prepared_package
 
 PACKAGE_PREFIX = "package:"
 #: Either of these makes a folder a model: a Hugging Face checkpoint, or a draft in our own format.
@@ -79,6 +79,23 @@ def resolve_model(source: str, *, base: Path | None = None, cache: Path | None =
     if location.path is not None:
         return location.path
     return _fetch(location.detail, [str(folder) for folder in _candidates(source, base)])
+
+
+def ready_folder(source: str, *, base: Path | None = None, cache: Path | None = None) -> Path | None:
+    """The folder that `resolve_model` would return, if it is there already; None if work would be needed.
+
+    Raises:
+        ModelSourceError: the source names nothing.
+    """
+    location = locate_model(source, base=base)
+    if location.kind == "package":
+        return prepared_package(location.detail, cache)
+    if location.path is not None:
+        return location.path
+    try:
+        return _snapshot(location.detail, offline=True)
+    except (OSError, ValueError):
+        return None
 
 
 def in_hub_cache(hub_id: str) -> bool:

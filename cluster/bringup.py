@@ -1,0 +1,255 @@
+"""Starting a local fleet and stopping it again: every process, every socket, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from cluster.checks import this_machine
+from cluster.config import FleetConfig
+from cluster.environment import fleet_environment, make_folder
+from cluster.loader import LoadedConfig
+from cluster.processes import is_alive, listener, process_id, stop_processes
+from cluster.ray_head import HeadOptions
+from cluster.state import (
+    FleetState,
+    forget_state,
+    read_state,
+    starting,
+    state_folder,
+    write_state,
+)
+
+HEAD_TIMEOUT_S = 90.0
+POLL_S = 0.5
+#: Beyond what the verifier may take: the other deployments, and Serve itself.
+EXTRA_START_S = 120.0
+
+Report = Callable[[str], None]
+
+
+class BringUpError(RuntimeError):
+    """A fleet that did not come up, or cannot; the text says why and what to do."""
+
+
+def config_sha256(config: FleetConfig) -> str:
+    """A digest of what a configuration says."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+
+
+def running(port: int) -> FleetState | None:
+    """The fleet that is remembered for a port, if its head still runs."""
+    state = read_state(port)
+    if state is None or not state.processes or not all(is_alive(each) for each in state.processes):
+        return None
+    return state
+
+
+def bring_up(loaded: LoadedConfig, watch: Callable[[FleetConfig], None], say: Report) -> FleetState:
+    """Starts a fleet on this machine and waits until it is ready.
+
+    Args:
+        loaded: the configuration, checked.
+        watch: waits for the deployed fleet with visible progress; raises when it fails.
+        say: tells the user what is being done, one short line at a time.
+
+    Returns:
+        The state of the running fleet. When one with the same configuration runs already, that one.
+
+    Raises:
+        BringUpError: the port is taken, or something failed; whatever had been started is gone again.
+        Busy: another command is starting a fleet on this port.
+    """
+    config = loaded.config
+    with starting(config.api.port):
+        found = _reuse_or_clear(loaded, say)
+        if found is not None:
+            return found
+        taken = listener(config.api.host, config.api.port)
+        if taken is not None:
+            raise BringUpError(
+                f"port {config.api.port} is in use by process {taken}: "
+                "stop that, or choose another api.port in the configuration"
+            )
+        with _terminated_like_interrupted():
+            return _start(loaded, watch, say)
+
+
+def _reuse_or_clear(loaded: LoadedConfig, say: Report) -> FleetState | None:
+    """A running fleet of the same configuration; leftovers of one that is gone are cleared away."""
+    port = loaded.config.api.port
+    state = read_state(port)
+    if state is None:
+        return None
+    alive = running(port)
+    if alive is not None and alive.ready and answers(alive):
+        if alive.config_sha256 == config_sha256(loaded.config):
+            return alive
+        raise BringUpError(
+            f"another fleet ({alive.name}, from {alive.config_path}) runs on port {port}: "
+            f"`specfleet down --port {port}` stops it"
+        )
+    say("clearing away what an earlier fleet left behind")
+    take_down(port)
+    return None
+
+
+def _start(loaded: LoadedConfig, watch: Callable[[FleetConfig], None], say: Report) -> FleetState:
+    from cluster import serving
+
+    config = loaded.config
+    folder = make_folder(config.api.port)
+    state = FleetState(
+        port=config.api.port,
+        host=config.api.host,
+        name=config.name,
+        config_path=str(loaded.path.resolve()),
+        config_sha256=config_sha256(config),
+        folder=str(folder),
+        starter=process_id(psutil.Process()),
+    )
+    write_state(state)
+    try:
+        say("starting Ray")
+        head = _launch_head(config, folder)
+        os.environ.update({key: value for key, value in head.environment.items() if key.startswith("RAY_")})
+        with contextlib.suppress(ImportError):
+            import ray.serve  # noqa: F401  # takes a second; the head is starting meanwhile
+        state = head.wait(state)
+        write_state(state)
+        with serving.connected(state.address):
+            say("starting Ray Serve")
+            serving.deploy(config)
+            watch(config)
+        state = state.but(ready=True, starter=None)
+        write_state(state)
+        return state
+    except BaseException:
+        keep_logs(state)
+        take_down(config.api.port)
+        raise
+
+
+class _Head:
+    """A Ray head that is starting."""
+
+    def __init__(self, process: subprocess.Popen[str], environment: dict[str, str], log: Path) -> None:
+        self.environment = environment
+        self._process = process
+        self._log = log
+
+    def wait(self, state: FleetState) -> FleetState:
+        """Waits for the head and returns the state with its address and processes."""
+        try:
+            output, _ = self._process.communicate(timeout=HEAD_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            raise BringUpError(f"Ray did not start within {HEAD_TIMEOUT_S:.0f} s") from error
+        try:
+            started = json.loads(output.strip().splitlines()[-1])
+            pids = [process_id(psutil.Process(pid)) for pid in started["pids"]]
+        except (IndexError, ValueError, KeyError, psutil.Error) as error:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
+            raise BringUpError(f"Ray did not start:\n{tail}") from error
+        return state.but(address=started["address"], processes=pids)
+
+
+def _launch_head(config: FleetConfig, folder: Path) -> _Head:
+    environment = fleet_environment(config, folder, os.environ)
+    machine = this_machine()
+    options = HeadOptions(str(folder), cpus=int(machine.cpus), gpus=int(machine.gpus))
+    log = folder / "head.log"
+    with log.open("w") as errors_to:
+        process = subprocess.Popen(
+            options.command(),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors_to,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal is for us; the head must not see it
+        )
+    return _Head(process, environment, log)
+
+
+def take_down(port: int) -> int:
+    """Stops the fleet on a port and removes everything it left behind. Does nothing when there is none.
+
+    Returns:
+        How many processes were ended.
+
+    Raises:
+        RuntimeError: some process could not be ended; the text names it.
+    """
+    state = read_state(port)
+    if state is None:
+        return 0
+    starter = state.starter
+    if starter is not None and starter.pid != os.getpid() and is_alive(starter):
+        # It would go on starting what we stop. It cleans up after itself, too; both may.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starter.pid, signal.SIGINT)
+        _wait_for_end(state, seconds=20.0)
+    ended = stop_processes(state.folder, state.processes)
+    shutil.rmtree(state.folder, ignore_errors=True)
+    forget_state(port)
+    return ended
+
+
+def _wait_for_end(state: FleetState, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while state.starter is not None and is_alive(state.starter) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def keep_logs(state: FleetState) -> Path | None:
+    """Copies the logs of a fleet that failed to where they outlive it; only the last failure's are kept."""
+    logs = Path(state.folder) / "session_latest" / "logs"
+    target = failure_logs(state.port)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        shutil.copytree(logs, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    except (OSError, shutil.Error):
+        return None
+    return target
+
+
+def failure_logs(port: int) -> Path:
+    """Where the logs of the last failed start on a port are."""
+    return state_folder() / f"{port}-failed-logs"
+
+
+def answers(state: FleetState, timeout_s: float = 3.0) -> bool:
+    """Whether a fleet's API says that it is healthy."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{state.url}/health", timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Lets SIGTERM end a start the way Ctrl-C does, so that it cleans up."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
