@@ -1,5 +1,6 @@
 """The registry as a Ray Serve deployment: one replica, no tokens, no CPU of its own."""
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,9 +49,11 @@ class Registry:
         `verifiers`: one entry per replica with state, what it does now and its own counters. `drafters`: one
         entry per configured draft with `name`, `state`, `sessions` and `replicas`. `acceptance`: draft ->
         domain -> figures, summed over all verifiers, also past ones. `totals`: link by draft, switches and
-        requests by reason, tokens. `registry`: incarnation and uptime, by which a reader sees a restart.
+        requests by reason, tokens. `registry`: pid, and incarnation and uptime, by which a restart is seen.
         """
-        return self._state.view(time.monotonic())
+        view = self._state.view(time.monotonic())
+        view["registry"]["pid"] = os.getpid()
+        return view
 
 
 def build_registry(drafts: Sequence[str], domains: Sequence[str] | None = None) -> Application:
