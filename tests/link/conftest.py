@@ -3,10 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from deployments.link.client import LinkClient
 from deployments.link.settings import LinkSettings
 from tests.link.helpers import VOCAB, FakeDrafter, Stepper, connect
+
+# How long one example takes says nothing on a busy machine.
+hypothesis_settings.register_profile("link", deadline=None)
+hypothesis_settings.load_profile("link")
 
 
 @pytest.fixture

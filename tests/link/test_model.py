@@ -174,5 +174,5 @@ class Trays(RuleBasedStateMachine):
 
 TestTrays = Trays.TestCase
 TestTrays.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )

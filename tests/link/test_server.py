@@ -190,7 +190,7 @@ def busy() -> Iterator[tuple[LinkServer, zmq.Socket[bytes]]]:
     server.close()
 
 
-@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=80), min_size=1, max_size=3))
 def test_no_bytes_stop_the_server(busy: tuple[LinkServer, zmq.Socket[bytes]], frames: list[bytes]) -> None:
     server, socket = busy
