@@ -11,8 +11,13 @@ from dataclasses import dataclass
 #: No estimate is ever surer than this: one rejection must always be thinkable.
 CEILING = 0.98
 
+#: What is left of unused evidence each time it fades.
+_FADE = 0.7
+
 #: How fast the share of answered steps follows the last step.
 _DELIVERY_RATE = 0.125
+#: How fast it returns to 1 while nobody asks, per step.
+_FORGIVENESS = 0.01
 
 
 class AcceptanceCurve:
@@ -35,9 +40,9 @@ class AcceptanceCurve:
         "_strength",
         "_successes",
         "_trials",
+        "_used",
         "accepted",
         "by_position",
-        "last_step",
         "proposed",
         "steps",
     )
@@ -53,7 +58,7 @@ class AcceptanceCurve:
         self.accepted = 0
         self.steps = 0
         self.by_position = [0] * positions
-        self.last_step = -1
+        self._used = False
 
     def book(self, proposed: int, accepted: int) -> None:
         """Add one judged proposal. Both counts are in tokens; `accepted <= proposed <= positions`."""
@@ -61,6 +66,7 @@ class AcceptanceCurve:
         self.accepted += accepted
         self.steps += 1
         self._rates = None
+        self._used = True
         decay, trials, successes = self._decay, self._trials, self._successes
         for position in range(min(accepted + 1, proposed)):
             trials[position] = trials[position] * decay + 1.0
@@ -68,6 +74,18 @@ class AcceptanceCurve:
             if position < accepted:
                 successes[position] += 1.0
                 self.by_position[position] += 1
+
+    def fade(self) -> None:
+        """Forget some of the evidence, unless there was new one since the last call.
+
+        What was seen of an unused draft gets old, and it may have been bad luck: as it fades, the estimate
+        returns to the prior, until some request gives the draft another chance.
+        """
+        if not self._used:
+            self._rates = None
+            self._trials = [_FADE * tried for tried in self._trials]
+            self._successes = [_FADE * won for won in self._successes]
+        self._used = False
 
     def rates(self) -> list[float]:
         """Chance of each position to be accepted, given that all before it were. Do not change the list."""
@@ -147,12 +165,18 @@ class Delivery:
         self.asked += 1
         self.answered += answered
 
-    def settle(self) -> float:
-        """Take what was booked since the last call as one step; returns the new share."""
+    def settle(self) -> None:
+        """Take what was booked since the last call as one step; silence without a question is forgiven."""
         if self.asked:
             self.share += _DELIVERY_RATE * (self.answered / self.asked - self.share)
             self.asked = self.answered = 0
-        return self.share
+        else:
+            self.share += _FORGIVENESS * (1.0 - self.share)
+
+    def forgive(self) -> None:
+        """The drafter is gone; the one that comes in its place starts afresh."""
+        self.share = 1.0
+        self.asked = self.answered = 0
 
 
 class AcceptanceTable:
@@ -175,6 +199,11 @@ class AcceptanceTable:
         if curve is None:
             curve = self._curves[draft, domain] = AcceptanceCurve(*self._new)
         return curve
+
+    def fade(self) -> None:
+        """Let the evidence on unused drafts fade; see `AcceptanceCurve.fade`."""
+        for curve in self._curves.values():
+            curve.fade()
 
     def figures(self) -> dict[str, dict[str, dict[str, object]]]:
         """Counters by draft and domain, of those that were ever verified."""

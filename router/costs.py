@@ -22,25 +22,32 @@ _MAX_CURVES = 256
 
 
 class _Cell:
-    """The last observations of one place: their median is robust, their bounded number makes them fade."""
+    """The last observations of one place: their median is robust, their bounded number makes them fade.
 
-    __slots__ = ("_values", "middle", "seen_at")
+    It starts with two made-up observations that say what was believed before, so that a first observation
+    that happens to be far off is outvoted rather than believed.
 
-    def __init__(self, size: int) -> None:
-        self._values: deque[float] = deque(maxlen=size)
-        self.middle = 0.0
+    Args:
+        size: Observations kept.
+        believed: What is believed of this place so far; None when nothing is.
+    """
+
+    __slots__ = ("_values", "count", "middle", "seen_at")
+
+    def __init__(self, size: int, believed: float | None = None) -> None:
+        self._values: deque[float] = deque([] if believed is None else [believed, believed], maxlen=size)
+        self.middle = 0.0 if believed is None else believed
+        self.count = 0
         self.seen_at = 0
 
     def add(self, value: float, now: int) -> None:
         self._values.append(value)
+        self.count = min(self.count + 1, self._values.maxlen or 0)
         self.middle = median(self._values)
         self.seen_at = now
 
     def weight(self, now: int) -> float:
-        return len(self._values) * 0.5 ** ((now - self.seen_at) / _HALF_LIFE)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return self.count * 0.5 ** ((now - self.seen_at) / _HALF_LIFE)
 
 
 class StepCost:
@@ -79,7 +86,10 @@ class StepCost:
             self._speculated.add(key[0])
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = _Cell(15)
+            believed = None
+            if self._level.count:
+                believed = math.log(self.seconds(rows, proposed) / self._prior(rows, proposed))
+            cell = self._cells[key] = _Cell(15, believed)
         cell.add(ratio, self._now)
         self._level.add(ratio, self._now)
         if self._now % _REDRAW_EVERY == 0 or self._now < _REDRAW_EVERY:
@@ -112,7 +122,7 @@ class StepCost:
                 "rows": ROW_GRID[row],
                 "proposed_per_row": tokens,
                 "seconds": round(self.curve(ROW_GRID[row])[tokens], 6),
-                "samples": len(cell),
+                "samples": cell.count,
             }
             for (row, tokens), cell in sorted(self._cells.items())
         ]
@@ -175,8 +185,9 @@ class WaitCost:
         self._max_tokens = max_tokens
         self._prior = (base_s, token_s)
         self._cells: dict[int, _Cell] = {}
-        self._level = _Cell(15)
+        self._level = _Cell(15, 1.0)
         self._now = 0
+        self._used = False
         self._line: tuple[float, float] | None = (base_s, token_s)
         self._curve: list[float] | None = None
 
@@ -188,12 +199,25 @@ class WaitCost:
         self._now += 1
         cell = self._cells.get(length)
         if cell is None:
-            cell = self._cells[length] = _Cell(15)
+            base, token = self.line()
+            cell = self._cells[length] = _Cell(15, base + token * length)
         cell.add(seconds, self._now)
+        self._used = True
         expected = self._prior[0] + self._prior[1] * length
         self._level.add(seconds / expected if expected > 0.0 else 1.0, self._now)
         if self._now % _REDRAW_EVERY == 0 or self._now < _REDRAW_EVERY:
             self._line = self._curve = None
+
+    def fade(self) -> None:
+        """Forget everything, unless there was an observation since the last call.
+
+        A draft that was slow once is asked no more, so nothing would ever say that it is quick again.
+        """
+        if not self._used and self._cells:
+            self._cells.clear()
+            self._level = _Cell(15, 1.0)
+            self._line = self._curve = None
+        self._used = False
 
     def line(self) -> tuple[float, float]:
         """(seconds apart from tokens, seconds per token), both at least 0."""
@@ -210,7 +234,7 @@ class WaitCost:
 
     def _fit(self) -> tuple[float, float]:
         base, token = self._prior
-        level = self._level.middle if len(self._level) else 1.0
+        level = self._level.middle
         points = [(float(n), level * (base + token * n), 0.5) for n in (1, self._max_tokens + 1)]
         points += [(float(n), cell.middle, cell.weight(self._now)) for n, cell in self._cells.items()]
         weight = sum(w for _, _, w in points)

@@ -33,8 +33,8 @@ class DraftPolicy:
             state: The request; changed in place.
             options: Its candidates that are available, at their best length.
             may_probe: Whether the batch can afford that a try begins in this step.
-            curious: Whether nobody knows what proposals cost at this batch size: a request that decodes plainly
-                then tries at once.
+            curious: Whether nobody knows what proposals cost at this batch size: a request that decodes
+                plainly then tries at once.
 
         Returns:
             True when a try began.

@@ -20,6 +20,8 @@ _PROBE_LENGTH = 2
 #: Unanswered steps in a row that count against the draft itself; the rest is this request's own trouble
 #: (a prompt too long for the draft, say) and must not spoil the draft for others.
 _BLAME_DRAFT = 3
+#: Decisions after which the evidence on drafts that nobody used fades a little.
+_FADE_EVERY = 256
 #: How fast the batch's speed-up, which sets the prices, follows what is expected of each step.
 _SPEEDUP_RATE = 0.2
 
@@ -86,6 +88,7 @@ class Router:
         self._speedup = 1.0
         self._probe_credit = float(settings.probe_steps)
         self._benched: frozenset[str] = frozenset()
+        self._decided = 0
 
     def __len__(self) -> int:
         """Open requests."""
@@ -182,8 +185,7 @@ class Router:
         """
         if not requests:
             return []
-        for delivery in self._delivery.values():
-            delivery.settle()
+        self._refresh(available)
         live = [draft for draft in self._waits if draft in available]
         prices = self._estimate(len(requests), live)
         picks = self._choose(requests, prices, tokens_left)
@@ -247,6 +249,19 @@ class Router:
             "open_requests": len(self._requests),
             "forgotten_requests": self._forgotten,
         }
+
+    def _refresh(self, available: Collection[str]) -> None:
+        """Take in what was booked since the last decision, and who is there."""
+        for draft, delivery in self._delivery.items():
+            if draft in available:
+                delivery.settle()
+            else:
+                delivery.forgive()
+        self._decided += 1
+        if self._decided % _FADE_EVERY == 0:
+            self._acceptance.fade()
+            for wait in self._waits.values():
+                wait.fade()
 
     def _home(self, profile: RequestProfile) -> tuple[str, Reason]:
         if profile.domain_probability < self._settings.unsure_below:

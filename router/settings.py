@@ -54,7 +54,7 @@ class SpeculationSettings(BaseModel):
         description="Acceptance rate assumed of a draft in a domain where it has not been seen.",
     )
     prior_strength: float = Field(
-        default=8.0,
+        default=24.0,
         gt=0.0,
         description="How many judged tokens the assumed acceptance rate weighs as much as.",
     )
@@ -64,7 +64,7 @@ class SpeculationSettings(BaseModel):
         description="Judged tokens after which old evidence on a (draft, domain) has mostly faded.",
     )
     request_strength: float = Field(
-        default=32.0,
+        default=48.0,
         gt=0.0,
         description="How many of a request's own judged tokens weigh as much as what is known of its domain.",
     )
