@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 #: The last line of a traceback: a dotted name that ends like an exception's, and its text.
-_CAUSE = re.compile(r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|IncompatibleDraft|Timeout\w*)): (.+)$")
-#: Exceptions that only wrap another one; what they wrap is the news.
-_WRAPPERS = frozenset(
-    {"RuntimeError", "RayTaskError", "ActorDiedError", "RayActorError", "DeploymentUnavailableError"}
+_CAUSE = re.compile(
+    r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Timeout|IncompatibleDraft))(?:\([\w.]*\))?(?:: (.+))?$"
 )
+#: Exceptions that only wrap another one; what they wrap is the news.
+_WRAPPERS = frozenset({"RuntimeError", "RayTaskError", "ActorDiedError", "RayActorError"})
+#: Our own, whose texts say everything.
+_OURS = frozenset({"IncompatibleDraft", "ModelSourceError", "ConfigError", "DraftError"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,20 @@ def progress(config: FleetConfig) -> FleetProgress:
 
 def clear_cause(message: str) -> str | None:
     """Finds the sentence in a traceback that says what is wrong; None when the text holds no exception."""
-    causes = [match.groups() for line in message.splitlines() if (match := _CAUSE.match(line.strip()))]
+    lines = [line.strip() for line in message.splitlines()]
+    causes = [
+        (match[1], match[2], lines[max(index - 4, 0) : index])
+        for index, line in enumerate(lines)
+        if (match := _CAUSE.match(line)) and not (match[2] or "").startswith("Traceback")
+    ]
     if not causes:
         return None
-    telling = [cause for cause in causes if cause[0] not in _WRAPPERS] or causes
-    kind, text = telling[-1]
-    return text if kind in ("IncompatibleDraft", "ModelSourceError", "ConfigError") else f"{kind}: {text}"
+    kind, text, before = ([cause for cause in causes if cause[0] not in _WRAPPERS] or causes)[-1]
+    if kind in _OURS and text:
+        return str(text)
+    if not text:  # a bare exception says nothing; where it was raised does
+        text = next((line for line in reversed(before) if line.startswith("File ")), "no further text")
+    return f"{kind}: {text}"
 
 
 def api_url(config: FleetConfig) -> str:
