@@ -29,6 +29,9 @@ err = Console(stderr=True)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The fleet's YAML file.")]
 Port = Annotated[int | None, typer.Option(help="Port of the fleet's API. Default: the one that runs here.")]
+SomeFile = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="The fleet's YAML file, which names the port.")
+]
 Url = Annotated[str | None, typer.Option(help="Base URL of a fleet's API, e.g. of one on other machines.")]
 
 
@@ -92,16 +95,12 @@ def up(
 
 
 @app.command()
-def down(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The fleet's YAML file.")] = None,
-    port: Port = None,
-) -> None:
+def down(file: SomeFile = None, port: Port = None) -> None:
     """Stop a fleet on this machine: all of its processes, and nothing else."""
     from cluster.bringup import take_down
     from cluster.state import known_ports
 
-    if file is not None and port is None:
-        port = _load(file)[0].config.api.port
+    port = port or _port_in(file)
     if port is None:
         ports = known_ports()
         if len(ports) > 1:
@@ -119,6 +118,7 @@ def down(
 
 @app.command()
 def status(
+    file: SomeFile = None,
     port: Port = None,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -128,7 +128,7 @@ def status(
     from cluster.api import ApiProblem, FleetApi
 
     try:
-        data = FleetApi(_url(port, url)).status()
+        data = FleetApi(_url(file, port, url)).status()
     except ApiProblem as problem:
         _fail(str(problem))
     if as_json:
@@ -139,6 +139,7 @@ def status(
 
 @app.command()
 def demo(
+    file: SomeFile = None,
     port: Port = None,
     url: Url = None,
     max_tokens: Annotated[int, typer.Option(min=8, max=1024, help="Longest answer, in tokens.")] = 96,
@@ -149,13 +150,14 @@ def demo(
     from cluster.api import ApiProblem, FleetApi
 
     try:
-        demonstration.run(FleetApi(_url(port, url)), out, max_tokens=max_tokens, per_domain=per_domain)
+        demonstration.run(FleetApi(_url(file, port, url)), out, max_tokens=max_tokens, per_domain=per_domain)
     except ApiProblem as problem:
         _fail(str(problem))
 
 
 @app.command()
 def chat(
+    file: SomeFile = None,
     port: Port = None,
     url: Url = None,
     domain: Annotated[str | None, typer.Option(help="Treat everything as of this domain.")] = None,
@@ -166,7 +168,7 @@ def chat(
     from cluster.api import ApiProblem, FleetApi
 
     try:
-        conversation.run(FleetApi(_url(port, url)), out, domain=domain, draft=draft)
+        conversation.run(FleetApi(_url(file, port, url)), out, domain=domain, draft=draft)
     except ApiProblem as problem:
         _fail(str(problem))
 
@@ -201,16 +203,31 @@ def _show(file: Path, problems: list[Problem]) -> None:
         )
 
 
-def _url(port: int | None, url: str | None) -> str:
+def _url(file: Path | None, port: int | None, url: str | None) -> str:
     from cluster.state import known_ports, read_state
 
     if url is not None:
         return url.rstrip("/").removesuffix("/v1")
+    port = port or _port_in(file)
     if port is None:
         ports = known_ports()
         port = ports[0] if ports else 8000
     state = read_state(port)
     return state.url if state is not None else f"http://127.0.0.1:{port}"
+
+
+def _port_in(file: Path | None) -> int | None:
+    """The port that a configuration names. Its other errors do not matter for a fleet that runs already."""
+    from cluster.loader import load_config
+    from cluster.problems import ConfigError
+
+    if file is None:
+        return None
+    try:
+        return load_config(file).config.api.port
+    except ConfigError as error:
+        _show(file, list(error.problems))
+        raise typer.Exit(1) from None
 
 
 def _stay() -> None:
