@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two announcements; the registry hides who is silent for five.
 EVERY_S = 1.0
 
-#: A verifier is served for so long after the registry last named it, in seconds. A registry that restarts knows
+#: A verifier is served for so many seconds after the registry last named it. A registry that restarts knows
 #: nobody for a moment, and that must not cost anyone proposals.
 KEEP_S = 10.0
 
