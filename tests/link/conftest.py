@@ -16,7 +16,7 @@ hypothesis_settings.load_profile("link")
 
 @pytest.fixture
 def settings() -> LinkSettings:
-    return LinkSettings(peer_silence_s=0.5, probe_first_ms=10, probe_longest_ms=50)
+    return LinkSettings(peer_silence_s=0.5, probe_first_ms=10, probe_longest_ms=50, handshake_ms=500)
 
 
 @pytest.fixture

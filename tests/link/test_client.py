@@ -277,6 +277,7 @@ def test_a_restarted_drafter_at_another_address_serves_on(
     second = start()
     second.server.admit([client.public_key])
     client.set_peers([second.peer])
+    assert client.acknowledged("code", 1) == 0
     eventually(lambda: client.available() == {"code"})
     assert step("code", {1: [1, 2, 3, 4]}) == {1: continuation([1, 2, 3, 4], 4)}
     assert second.items()[0].base == 0
@@ -407,9 +408,11 @@ def test_nothing_that_is_asked_can_raise_or_harm_the_others(start: Start) -> Non
 
 def test_close_leaves_no_thread_and_no_open_file(start: Start) -> None:
     drafter, process = start(), psutil.Process()
+    clients: list[LinkClient] = []  # kept, so that nothing is closed by being collected
 
     def use() -> None:
         client = LinkClient("v", vocab_size=VOCAB)
+        clients.append(client)
         connect(client, drafter)
         Stepper(client)("code", {1: [1]})
         client.close()

@@ -273,8 +273,10 @@ def test_close_leaves_no_thread_and_no_open_file() -> None:
     process = psutil.Process()
     LinkServer("127.0.0.1").close()
     before = process.num_fds(), process.num_threads(), threading.active_count()
+    servers: list[LinkServer] = []  # kept, so that nothing is closed by being collected
     for _ in range(5):
         server, keys = LinkServer("127.0.0.1"), new_keypair()
+        servers.append(server)
         server.admit([keys.public])
         with dealer(server, keys) as socket:
             socket.send(encode(REQUEST))
