@@ -34,7 +34,7 @@ CHATS = {
 def specfleet(*arguments: str, timeout: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does."""
     return subprocess.run(
-        [sys.executable, "-m", "cluster", *arguments],
+        [str(Path(sys.executable).with_name("specfleet")), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
