@@ -19,6 +19,8 @@ _HALF_LIFE = 2000.0
 #: Observations after which curves are drawn anew.
 _REDRAW_EVERY = 8
 _MAX_CURVES = 256
+#: Times outside are a broken clock, not a step.
+_SHORTEST_S, _LONGEST_S = 1e-6, 3600.0
 
 
 class _Cell:
@@ -76,7 +78,7 @@ class StepCost:
 
     def observe(self, rows: int, proposed: int, seconds: float) -> None:
         """Book one step of `rows` requests that verified `proposed` tokens in all. Nonsense is ignored."""
-        if rows < 1 or proposed < 0 or not 0.0 < seconds < math.inf:
+        if rows < 1 or proposed < 0 or not _SHORTEST_S <= seconds <= _LONGEST_S:
             return
         self._now += 1
         tokens = min(self._max_tokens, round(proposed / rows))
@@ -193,7 +195,7 @@ class WaitCost:
 
     def observe(self, length: int, seconds: float) -> None:
         """Book one wait for a proposal of `length` tokens. Nonsense is ignored."""
-        if length < 1 or not 0.0 <= seconds < math.inf:
+        if length < 1 or not 0.0 <= seconds <= _LONGEST_S:
             return
         length = min(length, self._max_tokens)
         self._now += 1

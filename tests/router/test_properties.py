@@ -68,7 +68,7 @@ def check(
 
 
 @given(script=st.lists(steps(), max_size=25), longest=st.integers(1, 16))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_decision_is_within_its_limits(script: list[dict[str, Any]], longest: int) -> None:
     router = Router(
         SpeculationSettings(
