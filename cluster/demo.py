@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -163,18 +164,11 @@ def run(api: FleetApi, console: Console, *, max_tokens: int = 96, per_domain: in
 
 def table(outcome: Outcome) -> Table:
     """The figures as a table, one row per domain."""
-    shown = Table(title="What the drafts gave", title_justify="left")
-    shown.add_column("prompts of")
-    shown.add_column("recognised as")
-    shown.add_column("draft used")
-    for name in (
-        "acceptance\nrate",
-        "mean accept.\nlength",
-        "tokens/s\nwith drafts",
-        "tokens/s\nwithout",
-        "speed-up",
-    ):
-        shown.add_column(name, justify="right")
+    shown = Table(title="What the drafts gave", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("prompts\nabout", "recog-\nnised as", "draft\nused"):
+        shown.add_column(name, overflow="fold")
+    for name in ("accep-\ntance", "mean\nlength", "tokens/s\ndrafts", "tokens/s\nplain", "speed-\nup"):
+        shown.add_column(name, justify="right", no_wrap=True)
     for domain, tally in outcome.tallies.items():
         shown.add_row(
             domain,

@@ -18,6 +18,8 @@ import psutil
 
 from cluster.state import ProcessId
 
+SHARED_MEMORY = Path("/dev/shm")
+
 #: Tells each process of a fleet which fleet it belongs to: the fleet's temporary folder.
 MARKER = "SPECFLEET_FOLDER"
 
@@ -70,10 +72,12 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
     stop_asking_at = time.monotonic() + grace_s
     give_up_at = stop_asking_at + 20.0
     asked: set[int] = set()
+    shared: set[Path] = set()
     while True:
         # Looked up again each time: a process that is just starting must not slip through.
         processes = fleet_processes(folder, known)
         if not processes:
+            _remove_shared_memory(shared)
             return len(seen)
         now = time.monotonic()
         if now > give_up_at:
@@ -81,6 +85,7 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
             raise RuntimeError(f"these processes of the fleet do not end: {names}")
         for process in processes:
             seen.add(process.pid)
+            shared |= _shared_memory(process.pid)
             with contextlib.suppress(psutil.Error):
                 if now > stop_asking_at:
                     process.kill()
@@ -88,6 +93,27 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
                     asked.add(process.pid)
                     process.terminate()
         psutil.wait_procs(processes, timeout=0.3)
+
+
+def _shared_memory(pid: int) -> set[Path]:
+    """Files in shared memory that a process has mapped, or that carry its number as OpenMP's do."""
+    found = set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
+    with contextlib.suppress(OSError):
+        for line in (Path("/proc") / str(pid) / "maps").read_text(errors="replace").splitlines():
+            _, separator, name = line.partition(f" {SHARED_MEMORY}/")
+            if separator and not name.endswith("(deleted)"):
+                found.add(SHARED_MEMORY / name)
+    return found
+
+
+def _remove_shared_memory(files: set[Path]) -> None:
+    """Removes shared memory whose owners were ended before they could; what others use stays."""
+    files = {file for file in files if file.exists()}
+    if not files:
+        return
+    used = set().union(*(_shared_memory(pid) for pid in psutil.pids()))
+    for file in files - used:
+        file.unlink(missing_ok=True)
 
 
 def listener(host: str, port: int) -> str | None:

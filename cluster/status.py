@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +34,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
 
 def _verifiers(verifiers: list[Mapping[str, Any]]) -> Table:
     table = _table("Verifiers", "model", "replica", "state")
-    for name in ("running", "waiting", "tokens/s", "KV cache", "prefix hits"):
+    for name in ("run", "wait", "tokens/s", "KV used", "prefix hits"):
         table.add_column(name, justify="right")
     for each in verifiers:
         cache = each.get("cache") or {}
@@ -52,7 +53,7 @@ def _verifiers(verifiers: list[Mapping[str, Any]]) -> Table:
 
 def _drafters(drafters: list[Mapping[str, Any]], link: Mapping[str, Mapping[str, float]]) -> Table:
     table = _table("Drafters", "draft", "state")
-    for name in ("replicas", "sessions", "messages", "in time", "late", "round trip"):
+    for name in ("replicas", "sessions", "asked", "in time", "late", "trip"):
         table.add_column(name, justify="right")
     for each in drafters:
         figures = link.get(str(each.get("name")), {})
@@ -108,7 +109,7 @@ def _state(entry: Mapping[str, Any]) -> Text:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column)
     return table
