@@ -30,12 +30,19 @@ _SPECULATION = {
 _LINK = {
     "sent": "Messages sent to drafters.",
     "answered": "Answers of drafters that came in time.",
-    "late": "Answers of drafters that missed the step's deadline.",
+    "missed": "Messages to drafters without an answer at the step's deadline.",
+    "late": "Answers of drafters that came after the step's deadline.",
+    "skipped": "Requests that a drafter was not asked about while it was behind.",
     "dropped": "Messages to drafters that were not sent because the pipe was full.",
     "resyncs": "Times a drafter asked for a context from its beginning.",
+    "too_long": "Contexts longer than the draft's window.",
+    "busy": "Times a drafter had no room for a session.",
     "refused": "Messages that a drafter refused.",
     "foreign": "Answers of drafters to another epoch, step or session.",
     "bad": "Answers of drafters that could not be used.",
+    "tokens_sent": "Tokens sent to drafters.",
+    "bytes_sent": "Bytes sent to drafters.",
+    "drafter_busy_seconds": "Time that drafters computed for the answers.",
 }
 
 

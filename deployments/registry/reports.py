@@ -88,18 +88,27 @@ class LinkFigures(BaseModel):
 
     sent: Count = Field(default=0, description="Messages sent.")
     answered: Count = Field(default=0, description="Answers that came in time.")
-    late: Count = Field(default=0, description="Answers that came after the step's deadline, or never.")
+    missed: Count = Field(default=0, description="Messages without an answer at the step's deadline.")
+    late: Count = Field(default=0, description="Answers that came after the step's deadline.")
+    skipped: Count = Field(default=0, description="Requests not asked about while a drafter was behind.")
     dropped: Count = Field(default=0, description="Messages that were not sent because the pipe was full.")
     resyncs: Count = Field(default=0, description="Times a drafter asked for a context from its beginning.")
+    too_long: Count = Field(default=0, description="Contexts longer than the draft's window.")
+    busy: Count = Field(default=0, description="Times a drafter had no room for a session.")
     refused: Count = Field(
         default=0, description="Messages refused by the drafter, such as for their version."
     )
     foreign: Count = Field(default=0, description="Answers that belonged to another epoch, step or session.")
     bad: Count = Field(default=0, description="Answers that could not be used.")
+    tokens_sent: Count = Field(default=0, description="Tokens sent.")
+    bytes_sent: Count = Field(default=0, description="Bytes sent.")
     round_trip_seconds: NonNegativeFloat = Field(
         default=0.0, description="Sum of all round trips, in seconds."
     )
     round_trips: Count = Field(default=0, description="Number of round trips in that sum.")
+    drafter_busy_seconds: NonNegativeFloat = Field(
+        default=0.0, description="Time that drafters computed for the answers, in seconds."
+    )
     up: bool = Field(default=False, description="Whether a replica of this draft answers now.")
 
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 APP = "gateway-test"
 MAX_ONGOING = 4
@@ -64,7 +64,7 @@ def url() -> Iterator[str]:
             {"org/stand-in": standin.bind()},
             {"org/stand-in": card},
             build_registry(["code", "general"], ["code"]),
-            GatewaySettings(max_body_mib=0.1, request_timeout_s=DEADLINE_S),
+            GatewaySettings(max_body_mib=0.1, request_timeout_s=10 * DEADLINE_S),
             domains=["code", "general"],
             drafts=["code", "general"],
         )
