@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, ModelLoadingConfig
 
 from deployments.models.sources import resolve_model
+from deployments.verifier import engine_stats
 from deployments.verifier.annotate import event_of, summarise, usage_chunk
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.progress import ProgressBoard
@@ -202,6 +203,10 @@ class Verifier(LLMServer):
             snapshots = await self.collective_rpc("specfleet_snapshot", timeout=CONTROL_TIMEOUT_S)
             snapshot: dict[str, Any] = next((one for one in snapshots if one), {})
             snapshot["tokens_per_second"] = self._board.tokens_per_second()
+            engine = engine_stats.latest()
+            snapshot["running"] = int(engine.pop("running", 0))
+            snapshot["waiting"] = int(engine.pop("waiting", 0))
+            snapshot["cache"] = engine
             report = {
                 "replica": self._replica,
                 "model": self._model_name,
