@@ -144,13 +144,27 @@ class LlamaForward:
             turns = self._turns[torch.tensor(places, device=self.device)]
         turned = config.heads + config.kv_heads
         spans = _spans(rows, config.heads // config.kv_heads, self.device)
+        attend = self._attend_one if len(ids) == len(rows) else self._attend
         for layer, cache in zip(self._layers, slots.layers, strict=True):
             qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(len(ids), -1, config.head_dim)
             _turn(qkv[:, :turned], turns)
-            x = x.add_(layer.output(self._attend(qkv, cache, spans)))
+            x = x.add_(layer.output(attend(qkv, cache, spans)))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
             x = x.add_(layer.down(F.silu(gate).mul_(up)))
         return x
+
+    def _attend_one(self, qkv: Tensor, cache: Tensor, spans: Sequence[_Span]) -> Tensor:
+        """`_attend` for rows of one token each, as in drafting: no masks and nothing to reorder."""
+        config, count = self._config, len(spans)
+        kv = qkv[:, config.heads :].view(count, 2, config.kv_heads, config.head_dim)
+        query = qkv[:, : config.heads].view(count, config.kv_heads, -1, config.head_dim)
+        results = []
+        for row, span in enumerate(spans):
+            held = cache[span.slot : span.slot + 1, :, :, : span.total]
+            held[0, :, :, span.known] = kv[row]
+            results.append(F.scaled_dot_product_attention(query[row : row + 1], held[:, 0], held[:, 1]))
+        out = results[0] if count == 1 else torch.cat(results)
+        return out.reshape(count, -1)
 
     def _attend(self, qkv: Tensor, cache: Tensor, spans: Sequence[_Span]) -> Tensor:
         config = self._config
