@@ -256,16 +256,34 @@ def test_draft_that_hung_and_was_restarted_is_used_again() -> None:
     assert mean(decision.draft == "medical" for decision in simulation.run(300).of("r")[-50:]) == 1.0
 
 
-def test_few_requests_of_a_slow_draft_do_not_delay_the_batch() -> None:
-    def wait(draft: str, length: int) -> float:
-        return 0.25 if draft == "code" else quick_wait(draft, length)
+def test_many_requests_together_do_not_try_useless_drafts_more_often() -> None:
+    """Each request has its own time to try again; if all did so by themselves, most steps would wait."""
+    simulation = Simulation(by_draft(medical=0.02, general=0.02, code=0.02))
+    for row in range(2):
+        simulation.open(f"first{row}")
+    simulation.run(150)
+    for row in range(24):
+        simulation.open(f"r{row}")
+        simulation.run(3)
+    trace = simulation.run(400)
+    asking = [any(decision.length for decision in step.values()) for step in trace.decisions]
+    assert 0.0 < mean(asking) <= simulation.settings.probe_share + 0.01
 
-    simulation = Simulation(by_draft(medical=0.8, general=0.5, code=0.8), wait=wait)
+
+def test_few_requests_of_a_slow_draft_do_not_delay_the_batch() -> None:
+    """One request would gain by its slow draft, and the seven others would lose more by waiting for it."""
+
+    def wait(draft: str, length: int) -> float:
+        return 0.02 if draft == "code" else quick_wait(draft, length)
+
+    simulation = Simulation(by_draft(medical=0.5, general=0.3, code=0.95), step=gpu_step, wait=wait)
+    simulation.open("slow", "code")
+    assert simulation.run(100).of("slow")[-1].draft == "code"
     for row in range(7):
         simulation.open(f"medical{row}")
-    simulation.open("slow", "code")
     simulation.run(60)
     trace = simulation.run(200)
+    assert trace.of("slow")[-1].expected[0].tokens_per_second > 1.1 * simulation.plain_rate(1)
     asked = [decision.draft == "code" for decision in trace.of("slow")]
     assert mean(asked) <= simulation.settings.probe_share + 0.02
     assert mean(decision.draft == "medical" for decision in trace.of("medical0")) > 0.9
