@@ -10,25 +10,24 @@ import time
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from deployments.link.client import LinkClient, Peer
 from deployments.link.messages import Proposals
 from deployments.link.server import LinkServer, Request
 from deployments.link.settings import LinkSettings
-from tests.link.helpers import PATIENCE_S, VOCAB, Contexts, continuation, eventually
+from tests.link.helpers import VOCAB, Contexts, continuation, eventually
 
-# Health must not get in the way here: late drafters are asked at once, and nothing counts as silence.
+# Health must not get in the way here: late drafters are asked at once, and silence passes soon.
 SETTINGS = LinkSettings(
-    peer_silence_s=60, probe_first_ms=0.001, probe_longest_ms=0.001, max_unanswered=64, max_sessions=4
+    peer_silence_s=0.2, probe_first_ms=0.001, probe_longest_ms=0.001, max_unanswered=64, max_sessions=4
 )
+picks = st.integers(0, 2)
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
 
 
 class Trays(RuleBasedStateMachine):
     """One proposer, one drafter, and an unreliable clerk between them."""
-
-    sessions = Bundle("sessions")
 
     @initialize()
     def connect(self) -> None:
@@ -41,31 +40,37 @@ class Trays(RuleBasedStateMachine):
         self.life = 0
         self.step = 0
         self.last_session = 0
+        # (epoch, session) -> all verified tokens, of closed sessions too: old messages may still come.
         self.truth: dict[tuple[int, int], list[int]] = {}
+        self.open: list[int] = []
+
         self.asked: dict[int, tuple[int, int]] = {}
         self.requests: list[Request] = []
         self.replies: list[tuple[bytes, Proposals]] = []
+        self.begin_session([1])
 
-    @rule(target=sessions, first=tokens)
-    def open(self, first: list[int]) -> int:
+    @rule(first=tokens)
+    def begin_session(self, first: list[int]) -> None:
         self.last_session += 1
+        self.open.append(self.last_session)
         self.truth[self.client.epoch, self.last_session] = list(first)
-        return self.last_session
 
-    @rule(session=sessions, more=tokens)
-    def verify(self, session: int, more: list[int]) -> None:
+    def context(self, session: int) -> list[int]:
+        return self.truth[self.client.epoch, session]
+
+    @precondition(lambda self: self.open)
+    @rule(pick=picks, more=tokens)
+    def verify(self, pick: int, more: list[int]) -> None:
         """The verifier appends tokens; it never changes any."""
-        if (self.client.epoch, session) in self.truth:
-            self.truth[self.client.epoch, session] += more
+        self.context(self.open[pick % len(self.open)]).extend(more)
 
-    @rule(chosen=st.lists(sessions, max_size=3, unique=True), length=st.integers(0, 4), grow=st.booleans())
-    def ask(self, chosen: list[int], length: int, grow: bool) -> None:
+    @precondition(lambda self: self.open)
+    @rule(chosen=st.sets(picks, min_size=1), length=st.integers(0, 4), grow=st.booleans())
+    def ask(self, chosen: set[int], length: int, grow: bool) -> None:
         self.step += 1
         self.asked = {}
-        for session in chosen:
-            context = self.truth.get((self.client.epoch, session))
-            if context is None:
-                continue
+        for session in {self.open[pick % len(self.open)] for pick in chosen}:
+            context = self.context(session)
             self.client.ask("code", session, context, length)
             self.asked[session] = (len(context), length)
             if grow:  # what was asked is what was there when it was asked
@@ -73,12 +78,34 @@ class Trays(RuleBasedStateMachine):
         self.client.flush(self.step)
         self._gather()
 
+    @rule()
+    def probe(self) -> None:
+        self.step += 1
+        self.asked = {}
+        self.client.flush(self.step)
+        self._gather()
+
+    @precondition(lambda self: self.requests)
     @rule(index=st.integers(0, 5), again=st.booleans())
     def serve(self, index: int, again: bool) -> None:
         """The drafter gets any of the requests on the way, which may stay there to come again."""
-        if index >= len(self.requests):
-            return
-        request = self.requests[index] if again else self.requests.pop(index)
+        index %= len(self.requests)
+        self._serve(self.requests[index] if again else self.requests.pop(index))
+
+    @precondition(lambda self: self.requests or self.replies)
+    @rule(again=st.booleans(), data=st.data())
+    def storm(self, again: bool, data: st.DataObject) -> None:
+        """Everything on the way arrives, in any order, and some of it not for the last time."""
+        for request in data.draw(st.permutations(self.requests)):
+            self._serve(request)
+        for peer, reply in data.draw(st.permutations(self.replies)):
+            self.server.reply(peer, reply)
+        if not again:
+            self.requests.clear()
+            self.replies.clear()
+        self.collect(0.003)
+
+    def _serve(self, request: Request) -> None:
         reply = self.contexts.reply(request, f"life {self.life}")
         self.replies.append((request.peer, reply))
         for proposal in reply.items:
@@ -86,18 +113,21 @@ class Trays(RuleBasedStateMachine):
             if proposal.state == "ok":
                 assert self.contexts.known[request.key(proposal.session)] == truth[: proposal.position]
 
+    @precondition(lambda self: self.replies)
     @rule(index=st.integers(0, 5), again=st.booleans())
     def answer(self, index: int, again: bool) -> None:
-        if index < len(self.replies):
-            assert self.server.reply(*(self.replies[index] if again else self.replies.pop(index)))
+        index %= len(self.replies)
+        assert self.server.reply(*(self.replies[index] if again else self.replies.pop(index)))
 
+    @precondition(lambda self: self.requests)
     @rule(index=st.integers(0, 5))
     def lose_request(self, index: int) -> None:
-        del self.requests[index : index + 1]
+        del self.requests[index % len(self.requests)]
 
+    @precondition(lambda self: self.replies)
     @rule(index=st.integers(0, 5))
     def lose_reply(self, index: int) -> None:
-        del self.replies[index : index + 1]
+        del self.replies[index % len(self.replies)]
 
     @rule(wait_s=st.sampled_from([0, 0.003]))
     def collect(self, wait_s: float) -> None:
@@ -106,8 +136,10 @@ class Trays(RuleBasedStateMachine):
             truth = self.truth[self.client.epoch, session]
             assert proposed == continuation(truth[:position], length)
 
-    @rule(session=sessions)
-    def evict(self, session: int) -> None:
+    @precondition(lambda self: self.open)
+    @rule(pick=picks)
+    def evict(self, pick: int) -> None:
+        session = self.open[pick % len(self.open)]
         for key in [key for key in self.contexts.known if key[-1] == session]:
             del self.contexts.known[key]
 
@@ -116,8 +148,10 @@ class Trays(RuleBasedStateMachine):
         self.life += 1
         self.contexts = Contexts()
 
-    @rule(session=consumes(sessions))
-    def close(self, session: int) -> None:
+    @precondition(lambda self: self.open)
+    @rule(pick=picks)
+    def close(self, pick: int) -> None:
+        session = self.open.pop(pick % len(self.open))
         self.client.close_session(session)
         self.asked.pop(session, None)
 
@@ -130,16 +164,19 @@ class Trays(RuleBasedStateMachine):
         self.asked = {}
         for epoch, session in list(self.truth):
             if epoch == old:
-                self.truth[self.client.epoch, session] = [VOCAB - 1 - session, *self.truth[old, session]][:3]
+                self.truth[self.client.epoch, session] = [
+                    VOCAB - 1 - token for token in self.truth[old, session]
+                ]
         self._gather()
 
-    @rule(target=sessions)
-    def settle(self) -> object:
-        """Once the wire works again, a session is served within a few steps."""
+    @precondition(lambda self: self.open)
+    @rule(pick=picks)
+    def settle(self, pick: int) -> None:
+        """Once the wire works again, any session is served again, whatever was lost."""
         self.requests.clear()
         self.replies.clear()
-        session = self.open([1, 2, 3])
-        context = self.truth[self.client.epoch, session]
+        session = self.open[pick % len(self.open)]
+        context = self.context(session)
 
         def served() -> bool:
             self.step += 1
@@ -149,11 +186,10 @@ class Trays(RuleBasedStateMachine):
             for request in self.requests:
                 self.server.reply(request.peer, self.contexts.reply(request, f"life {self.life}"))
             self.requests.clear()
-            got = self.client.collect(self.step, time.monotonic() + PATIENCE_S)
+            got = self.client.collect(self.step, time.monotonic() + 1)
             return got.get(session) == continuation(context, 4)
 
         eventually(served)
-        return multiple(session)
 
     def teardown(self) -> None:
         if hasattr(self, "client"):
