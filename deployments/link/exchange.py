@@ -168,8 +168,8 @@ class Exchange:
             asked = message.items.pop(proposal.session)
             message.wanted -= message.wanted > 0 and asked.length > 0
             asked.open = False
-            self._learn(connection, proposal.session, proposal.position, proposal.state)
-            if current and proposal.tokens:
+            wanted = self._learn(connection, proposal.session, proposal.position, proposal.state)
+            if wanted and current and proposal.tokens:
                 self.answers[proposal.session] = proposal.tokens
         figures = connection.figures
         if message.missed:
@@ -185,12 +185,12 @@ class Exchange:
             del connection.in_flight[reply.step]
         connection.health.answered(now, in_time=in_time)
 
-    def _learn(self, connection: Connection, session: int, position: int, state: str) -> None:
-        """What an answer says about the drafter's knowledge of a session."""
+    def _learn(self, connection: Connection, session: int, position: int, state: str) -> bool:
+        """What an answer says about the drafter's knowledge of a session; False if nobody asks any more."""
         figures = connection.figures
         known = self._sessions.find(session, connection.peer.draft)
         if known is None or known.connection is not connection:
-            return
+            return False
         if state == "ok":
             known.acknowledged = position
         elif state == "resync":
@@ -201,6 +201,7 @@ class Exchange:
             known.too_long = True
         else:
             figures.busy += 1
+        return True
 
     def _distrust(self, connection: Connection, step: int, fault: str, now: float) -> None:
         """It answered nonsense: its answers to this step are void, and what it knows is unknown."""

@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.handle import DeploymentHandle
-from ray.serve.llm import LLMConfig, ModelLoadingConfig
+from ray.serve.llm import LLMConfig
 
 from deployments.models.sources import resolve_model
 from deployments.verifier import engine_stats
@@ -30,7 +30,7 @@ from deployments.verifier.requests import (
     PROBABILITY_KEY,
     REQUEST_KEY,
 )
-from router.domains import DomainClassifier, DomainGuess, conversation_text
+from router.domains import DomainClassifier, DomainGuess, conversation_context, conversation_text
 from router.encoder import load_encoder
 
 logger = logging.getLogger(__name__)
@@ -73,8 +73,7 @@ class Verifier(LLMServer):
     ) -> None:
         base = Path(base_folder) if base_folder else None
         folder = resolve_model(model, base=base)
-        loading = llm_config.model_loading_config
-        assert isinstance(loading, ModelLoadingConfig)
+        loading: Any = llm_config.model_loading_config
         loading.model_source = str(folder)
         llm_config._engine_config = None  # was made from the source's name, before it was a folder here
         self._registry = registry
@@ -121,8 +120,8 @@ class Verifier(LLMServer):
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Chat completions; see LLMServer.chat."""
-        text = conversation_text(request.messages)
-        ticket = await self._admit(request, raw_request_info, text)
+        text, context = conversation_text(request.messages), conversation_context(request.messages)
+        ticket = await self._admit(request, raw_request_info, text, context)
         return self._annotated(ticket, await super().chat(request, raw_request_info))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
@@ -130,7 +129,7 @@ class Verifier(LLMServer):
         ticket = await self._admit(request, raw_request_info, await self._prompt_text(request.prompt))
         return self._annotated(ticket, await super().completions(request, raw_request_info))
 
-    async def _admit(self, request: Any, raw_request_info: Any, text: str) -> _Ticket:
+    async def _admit(self, request: Any, raw_request_info: Any, text: str, context: str = "") -> _Ticket:
         """Classify the request and leave the result where the proposer finds it."""
         await self._maybe_add_request_id_to_request(request)
         headers = {k.lower(): v for k, v in (raw_request_info.headers if raw_request_info else {}).items()}
@@ -139,7 +138,7 @@ class Verifier(LLMServer):
             guess = DomainGuess(domain, 1.0, {domain: 1.0})
         else:
             loop = asyncio.get_running_loop()
-            guess = await loop.run_in_executor(self._threads, self._classifier.classify, text)
+            guess = await loop.run_in_executor(self._threads, self._classifier.classify, text, context)
         ticket = _Ticket(str(request.request_id), guess)
         extra: dict[str, Any] = {
             REQUEST_KEY: ticket.request_id,
