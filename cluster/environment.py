@@ -49,12 +49,16 @@ def fleet_environment(config: FleetConfig, folder: Path, base: Mapping[str, str]
         # Except compiled kernels: without them the next start compiles again.
         "TORCHINDUCTOR_CACHE_DIR": base.get("TORCHINDUCTOR_CACHE_DIR") or str(cache / "inductor"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's own 15 would let every ordinary process on the machine go before the answers.
+        "RAY_worker_niceness": "0",
         # Serve's controller looks at everything ten times a second; on two cores that costs answers.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "DO_NOT_TRACK": "1",
         # Several large imports at once on few cores: Ray's 60 s for a new process can pass.
         "RAY_worker_register_timeout_seconds": "180",
+        # Ray runs its workers at a niceness of 15: every other process of the machine would come before the fleet.
+        "RAY_worker_niceness": "0",
     }
     if _is_local(config):
         # Otherwise each process asks the hub about files it already has, and waits where there is no network.
