@@ -57,8 +57,6 @@ def fleet_environment(config: FleetConfig, folder: Path, base: Mapping[str, str]
         "DO_NOT_TRACK": "1",
         # Several large imports at once on few cores: Ray's 60 s for a new process can pass.
         "RAY_worker_register_timeout_seconds": "180",
-        # Ray runs its workers at a niceness of 15: every other process of the machine would come before the fleet.
-        "RAY_worker_niceness": "0",
     }
     if _is_local(config):
         # Otherwise each process asks the hub about files it already has, and waits where there is no network.
