@@ -153,7 +153,9 @@ def test_completions_with_text_and_token_ids(fleet: Fleet) -> None:
     drafted, plain = complete(prompt, "code"), complete(prompt, "none")
     assert drafted.choices[0].text == plain.choices[0].text
     assert drafted.model_extra["specfleet"]["steps"] > 0
-    ids = fleet.http.post("/tokenize", json={"model": MODEL, "prompt": prompt}).json()["tokens"]
+    answer = fleet.http.post("/tokenize", json={"model": MODEL, "prompt": prompt})
+    assert answer.status_code == 200, answer.text
+    ids = answer.json()["tokens"]
     assert complete(ids, "code").choices[0].text == plain.choices[0].text
     both = complete([prompt, "The capital of France is"], "general")
     assert len(both.choices) == 2
