@@ -15,12 +15,14 @@ from pathlib import Path
 
 import psutil
 
+from cluster import serving
 from cluster.checks import this_machine
 from cluster.config import FleetConfig
 from cluster.environment import fleet_environment, make_folder
 from cluster.loader import LoadedConfig
 from cluster.processes import is_alive, listener, process_id, stop_processes
 from cluster.ray_head import HeadOptions
+from cluster.serving import FleetProgress
 from cluster.state import (
     FleetState,
     forget_state,
@@ -31,11 +33,12 @@ from cluster.state import (
 )
 
 HEAD_TIMEOUT_S = 90.0
-POLL_S = 0.5
+POLL_S = 1.0
 #: Beyond what the verifier may take: the other deployments, and Serve itself.
 EXTRA_START_S = 120.0
 
 Report = Callable[[str], None]
+Watch = Callable[[FleetConfig, Callable[[], FleetProgress]], None]
 
 
 class BringUpError(RuntimeError):
@@ -55,7 +58,7 @@ def running(port: int) -> FleetState | None:
     return state
 
 
-def bring_up(loaded: LoadedConfig, watch: Callable[[FleetConfig], None], say: Report) -> FleetState:
+def bring_up(loaded: LoadedConfig, watch: Watch, say: Report) -> FleetState:
     """Starts a fleet on this machine and waits until it is ready.
 
     Args:
@@ -104,9 +107,7 @@ def _reuse_or_clear(loaded: LoadedConfig, say: Report) -> FleetState | None:
     return None
 
 
-def _start(loaded: LoadedConfig, watch: Callable[[FleetConfig], None], say: Report) -> FleetState:
-    from cluster import serving
-
+def _start(loaded: LoadedConfig, watch: Watch, say: Report) -> FleetState:
     config = loaded.config
     folder = make_folder(config.api.port)
     state = FleetState(
@@ -129,8 +130,7 @@ def _start(loaded: LoadedConfig, watch: Callable[[FleetConfig], None], say: Repo
         write_state(state)
         with serving.connected(state.address):
             say("starting Ray Serve")
-            serving.deploy(config)
-            watch(config)
+            watch(config, serving.deploy(config))
         state = state.but(ready=True, starter=None)
         write_state(state)
         return state

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cluster.bringup import EXTRA_START_S, POLL_S, BringUpError
 from cluster.config import FleetConfig
-from cluster.serving import DeploymentState, FleetProgress, progress
+from cluster.serving import FleetProgress
 
 
 class StartProgress:
@@ -34,8 +34,12 @@ class StartProgress:
         """Shows one step of the start with the seconds passed so far."""
         self._console.print(f"[dim]{self._elapsed():5.1f} s[/]  {text}", highlight=False)
 
-    def watch(self, config: FleetConfig) -> None:
+    def watch(self, config: FleetConfig, look: Callable[[], FleetProgress]) -> None:
         """Returns once everything runs.
+
+        Args:
+            config: what is starting.
+            look: tells how far it is.
 
         Raises:
             BringUpError: a part failed for a clear reason, or the time is up.
@@ -43,13 +47,15 @@ class StartProgress:
         limit = self._clock() + config.verifier.start_timeout_s + EXTRA_START_S
         if self._console.is_terminal:
             with Live(console=self._console, transient=True, refresh_per_second=4) as live:
-                self._wait(config, limit, lambda now: live.update(self._table(now)))
+                self._wait(look, limit, lambda now: live.update(self._table(now)))
         else:
-            self._wait(config, limit, lambda now: None)
+            self._wait(look, limit, lambda now: None)
 
-    def _wait(self, config: FleetConfig, limit: float, show: Callable[[FleetProgress], None]) -> None:
+    def _wait(
+        self, look: Callable[[], FleetProgress], limit: float, show: Callable[[FleetProgress], None]
+    ) -> None:
         while True:
-            now = progress(config)
+            now = look()
             self._note(now)
             show(now)
             if now.ready:
@@ -74,14 +80,10 @@ class StartProgress:
             done = deployment.healthy
             mark = Text("ready", "green") if done else Text("starting", "yellow")
             seconds = self._ready_after[deployment.name] if done else self._elapsed()
-            table.add_row(deployment.name, mark, _replicas(deployment), f"{seconds:.0f} s")
+            table.add_row(deployment.name, mark, f"{seconds:.0f} s")
         if not now.deployments:
-            table.add_row("the application", Text("being built", "yellow"), "", f"{self._elapsed():.0f} s")
+            table.add_row("the application", Text("being built", "yellow"), f"{self._elapsed():.0f} s")
         return table
 
     def _elapsed(self) -> float:
         return self._clock() - self._begun
-
-
-def _replicas(deployment: DeploymentState) -> str:
-    return f"{deployment.running}/{deployment.wanted}" if deployment.wanted > 1 else ""

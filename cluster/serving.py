@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,11 @@ class DeploymentState:
 
     Attributes:
         name: the deployment.
-        wanted: replicas that should run; 0 when not known yet.
-        running: replicas that do.
         healthy: whether Serve calls it healthy.
         message: what Serve says about it, tracebacks included.
     """
 
     name: str
-    wanted: int
-    running: int
     healthy: bool
     message: str
 
@@ -124,8 +120,12 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def deploy(config: FleetConfig) -> None:
-    """Starts Serve where it does not run yet and gives it the fleet's configuration; does not wait."""
+def deploy(config: FleetConfig) -> Callable[[], FleetProgress]:
+    """Starts Serve where it does not run yet and gives it the fleet's configuration; does not wait.
+
+    Returns:
+        A function that asks Serve how far the fleet is.
+    """
     from ray.serve._private.api import serve_start
 
     # The public serve.start and serve.run know no configuration files, and only in those does Serve take
@@ -133,25 +133,16 @@ def deploy(config: FleetConfig) -> None:
     client = serve_start(http_options=http_options(config), proxy_location="HeadOnly")
     client.deploy_apps(deploy_schema(config))
 
-
-def progress(config: FleetConfig) -> FleetProgress:
-    """Asks Serve how far the fleet is."""
-    from ray import serve
-
-    application = serve.status().applications.get(config.name)
-    if application is None:
-        return FleetProgress("NOT_STARTED", "")
-    deployments = tuple(
-        DeploymentState(
-            name=name,
-            wanted=sum(each.replica_states.values()),
-            running=sum(n for state, n in each.replica_states.items() if state == "RUNNING"),
-            healthy=each.status.value == "HEALTHY",
-            message=each.message,
+    def look() -> FleetProgress:
+        # The public serve.status() collects far more than this each time, which slows a start on few cores.
+        status = client.get_serve_status(config.name)
+        deployments = tuple(
+            DeploymentState(each.name, each.status.value == "HEALTHY", each.message)
+            for each in status.deployment_statuses
         )
-        for name, each in application.deployments.items()
-    )
-    return FleetProgress(application.status.value, application.message, deployments)
+        return FleetProgress(status.app_status.status.value, status.app_status.message, deployments)
+
+    return look
 
 
 def clear_cause(message: str) -> str | None:

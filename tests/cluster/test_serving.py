@@ -71,7 +71,7 @@ def test_the_telling_sentence_of_a_traceback(message: str, cause: str | None) ->
 
 
 def deployment(*, healthy: bool = False, message: str = "") -> DeploymentState:
-    return DeploymentState("draft-code", wanted=1, running=int(healthy), healthy=healthy, message=message)
+    return DeploymentState("draft-code", healthy=healthy, message=message)
 
 
 def test_a_replica_that_cannot_start_fails_the_start_at_once() -> None:
