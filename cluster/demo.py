@@ -166,14 +166,14 @@ def table(outcome: Outcome) -> Table:
     """The figures as a table, one row per domain."""
     shown = Table(title="What the drafts gave", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("prompts\nabout", "recog-\nnised as", "draft\nused"):
-        shown.add_column(name, overflow="fold")
+        shown.add_column(name, no_wrap=True)
     for name in ("accep-\ntance", "mean\nlength", "tokens/s\ndrafts", "tokens/s\nplain", "speed-\nup"):
         shown.add_column(name, justify="right", no_wrap=True)
     for domain, tally in outcome.tallies.items():
         shown.add_row(
             domain,
-            ", ".join(tally.recognised) or "-",
-            ", ".join(tally.drafts) or "-",
+            "\n".join(tally.recognised) or "-",
+            "\n".join(tally.drafts) or "-",
             f"{tally.acceptance_rate:.0%}",
             f"{tally.acceptance_length:.2f}",
             f"{tally.rate(True):.1f}",

@@ -53,7 +53,7 @@ def fleet_processes(folder: str | Path, known: Iterable[ProcessId] = ()) -> list
     return [process for pid, process in found.items() if pid not in own and _runs(process)]
 
 
-def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s: float = 6.0) -> int:
+def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s: float = 2.0) -> int:
     """Ends every process of a fleet: asked first, killed after a grace.
 
     Args:
@@ -77,7 +77,7 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
         # Looked up again each time: a process that is just starting must not slip through.
         processes = fleet_processes(folder, known)
         if not processes:
-            _remove_shared_memory(shared)
+            _remove_shared_memory(shared, seen)
             return len(seen)
         now = time.monotonic()
         if now > give_up_at:
@@ -96,8 +96,8 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
 
 
 def _shared_memory(pid: int) -> set[Path]:
-    """Files in shared memory that a process has mapped, or that carry its number as OpenMP's do."""
-    found = set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{pid}_*"))
+    """Files in shared memory that a process has mapped."""
+    found = set()
     with contextlib.suppress(OSError):
         for line in (Path("/proc") / str(pid) / "maps").read_text(errors="replace").splitlines():
             _, separator, name = line.partition(f" {SHARED_MEMORY}/")
@@ -106,12 +106,15 @@ def _shared_memory(pid: int) -> set[Path]:
     return found
 
 
-def _remove_shared_memory(files: set[Path]) -> None:
+def _remove_shared_memory(files: set[Path], owners: set[int]) -> None:
     """Removes shared memory whose owners were ended before they could; what others use stays."""
+    for owner in owners:  # Intel's OpenMP puts its process's number into the name and maps it only briefly
+        files |= set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{owner}_*"))
     files = {file for file in files if file.exists()}
     if not files:
         return
-    used = set().union(*(_shared_memory(pid) for pid in psutil.pids()))
+    others = set(psutil.pids()) - owners
+    used = set().union(*(_shared_memory(pid) for pid in others))
     for file in files - used:
         file.unlink(missing_ok=True)
 
