@@ -88,6 +88,10 @@ class Verifier(LLMServer):
             self._threads, _fit_classifier, str(resolve_model(encoder, base=base)), examples, unsure_below
         )
         await super().__init__(llm_config)
+        engine: Any = self.engine
+        if engine._oai_serving_tokenization is None:
+            # ray.serve.llm 2.60 looks for it under the name that it had before vLLM 0.29.
+            engine._oai_serving_tokenization = getattr(engine._app_state, "serving_tokenization", None)
         self._classifier = await classifier
         self._board.start()
         bound = await self._bind(plan)

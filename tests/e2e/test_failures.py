@@ -99,5 +99,5 @@ def test_sessions_of_finished_and_abandoned_requests_are_freed(fleet: Fleet) -> 
             if number > 10:
                 break
     # The client is gone: the verifier stops the request, its session is closed.
-    until(lambda: all(v["snapshot"]["running"] == 0 for v in fleet.status()["verifiers"]), 30)
+    until(lambda: all(v["running"] == 0 for v in fleet.status()["verifiers"]), 30)
     until(lambda: fleet.sessions() == 0, 30)
