@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,10 @@ def connected(address: str) -> Iterator[None]:
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    before = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, namespace="serve", logging_level=logging.ERROR, log_to_driver=False)
+    # Ray's own handler would end this process without a word; what it has started needs clearing away.
+    signal.signal(signal.SIGTERM, before)
     try:
         yield
     finally:
