@@ -6,16 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from cluster import serving
 from cluster.checks import this_machine
 from cluster.config import FleetConfig
 from cluster.environment import fleet_environment, make_folder
@@ -23,8 +26,10 @@ from cluster.loader import LoadedConfig
 from cluster.processes import is_alive, listener, process_id, stop_processes
 from cluster.ray_head import HeadOptions
 from cluster.serving import FleetProgress
+from cluster.starter import POLL_S, StarterOptions
 from cluster.state import (
     FleetState,
+    ProcessId,
     forget_state,
     read_state,
     starting,
@@ -33,12 +38,11 @@ from cluster.state import (
 )
 
 HEAD_TIMEOUT_S = 90.0
-POLL_S = 1.0
 #: Beyond what the verifier may take: the other deployments, and Serve itself.
 EXTRA_START_S = 120.0
 
 Report = Callable[[str], None]
-Watch = Callable[[FleetConfig, Callable[[], FleetProgress]], None]
+Watch = Callable[[FleetConfig, Iterator[FleetProgress]], None]
 
 
 class BringUpError(RuntimeError):
@@ -122,15 +126,13 @@ def _start(loaded: LoadedConfig, watch: Watch, say: Report) -> FleetState:
     write_state(state)
     try:
         say("starting Ray")
-        head = _launch_head(config, folder)
-        os.environ.update({key: value for key, value in head.environment.items() if key.startswith("RAY_")})
-        with contextlib.suppress(ImportError):
-            import ray.serve  # noqa: F401  # takes a second; the head is starting meanwhile
-        state = head.wait(state)
+        starter = Starter(config, folder)
+        head = starter.head()
+        pids = [process_id(psutil.Process(pid)) for pid in head["pids"]]
+        state = state.but(address=head["address"], processes=pids)
         write_state(state)
-        with serving.connected(state.address):
-            say("starting Ray Serve")
-            watch(config, serving.deploy(config))
+        say("starting Ray Serve")
+        watch(config, starter.progress())
         state = state.but(ready=True, starter=None)
         write_state(state)
         return state
@@ -140,46 +142,81 @@ def _start(loaded: LoadedConfig, watch: Watch, say: Report) -> FleetState:
         raise
 
 
-class _Head:
-    """A Ray head that is starting."""
+class Starter:
+    """The process that starts a fleet (`cluster.starter`), seen from the command that waits for it.
 
-    def __init__(self, process: subprocess.Popen[str], environment: dict[str, str], log: Path) -> None:
-        self.environment = environment
-        self._process = process
-        self._log = log
+    Args:
+        config: what to start.
+        folder: the fleet's temporary folder.
+    """
 
-    def wait(self, state: FleetState) -> FleetState:
-        """Waits for the head and returns the state with its address and processes."""
+    def __init__(self, config: FleetConfig, folder: Path) -> None:
+        machine = this_machine()
+        head = HeadOptions(str(folder), cpus=int(machine.cpus), gpus=int(machine.gpus))
+        options = StarterOptions(head, config.model_dump(mode="json", exclude_unset=True))
+        self._log = folder / "starter.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cluster.starter"],
+                env=fleet_environment(config, folder, os.environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(options.to_json())
+        self._process.stdin.close()
+        self._events: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=1000)
+        threading.Thread(target=self._read, name="starter-events", daemon=True).start()
+
+    def head(self) -> dict[str, Any]:
+        """Waits for the Ray head.
+
+        Raises:
+            BringUpError: it did not start.
+        """
         try:
-            output, _ = self._process.communicate(timeout=HEAD_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            self._process.kill()
-            raise BringUpError(f"Ray did not start within {HEAD_TIMEOUT_S:.0f} s") from error
-        try:
-            started = json.loads(output.strip().splitlines()[-1])
-            pids = [process_id(psutil.Process(pid)) for pid in started["pids"]]
-        except (IndexError, ValueError, KeyError, psutil.Error) as error:
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
-            raise BringUpError(f"Ray did not start:\n{tail}") from error
-        return state.but(address=started["address"], processes=pids)
+            event, data = self._events.get(timeout=HEAD_TIMEOUT_S)
+        except queue.Empty:
+            raise BringUpError(f"Ray did not start within {HEAD_TIMEOUT_S:.0f} s") from None
+        if event != "head":
+            raise self._failed(event, data)
+        return dict(data)
 
+    def progress(self) -> Iterator[FleetProgress]:
+        """How far the fleet is, about once a second, whether or not there is news; ends when it is ready.
 
-def _launch_head(config: FleetConfig, folder: Path) -> _Head:
-    environment = fleet_environment(config, folder, os.environ)
-    machine = this_machine()
-    options = HeadOptions(str(folder), cpus=int(machine.cpus), gpus=int(machine.gpus))
-    log = folder / "head.log"
-    with log.open("w") as errors_to:
-        process = subprocess.Popen(
-            options.command(),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors_to,
-            text=True,
-            start_new_session=True,  # Ctrl-C in the terminal is for us; the head must not see it
-        )
-    return _Head(process, environment, log)
+        Raises:
+            BringUpError: the starter failed.
+        """
+        now = FleetProgress("NOT_STARTED", "")
+        while not now.ready:
+            try:
+                event, data = self._events.get(timeout=2 * POLL_S)
+            except queue.Empty:
+                yield now  # whoever watches has a clock to look at
+                continue
+            if event != "progress":
+                raise self._failed(event, data)
+            now = FleetProgress.from_json(data)
+            yield now
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):
+            for line in self._process.stdout:
+                if line.startswith("["):  # Ray prints there, too
+                    event, data = json.loads(line)
+                    self._events.put((event, data))
+        self._events.put(("end", self._process.wait()))
+
+    def _failed(self, event: str, data: Any) -> BringUpError:
+        if event == "error":
+            return BringUpError(str(data))
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
+        return BringUpError(f"the process that starts Ray ended ({data}):\n{tail}")
 
 
 def take_down(port: int) -> int:
@@ -199,17 +236,20 @@ def take_down(port: int) -> int:
         # It would go on starting what we stop. It cleans up after itself, too; both may.
         with contextlib.suppress(ProcessLookupError):
             os.kill(starter.pid, signal.SIGINT)
-        _wait_for_end(state, seconds=20.0)
+        _wait_for_end(starter, seconds=20.0)
     ended = stop_processes(state.folder, state.processes)
     shutil.rmtree(state.folder, ignore_errors=True)
     forget_state(port)
     return ended
 
 
-def _wait_for_end(state: FleetState, seconds: float) -> None:
+def _wait_for_end(starter: ProcessId, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while state.starter is not None and is_alive(state.starter) and time.monotonic() < deadline:
+    while is_alive(starter) and time.monotonic() < deadline:
         time.sleep(0.1)
+    if is_alive(starter):  # such as one that still waits for a Ray head that is gone
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starter.pid, signal.SIGKILL)
 
 
 def keep_logs(state: FleetState) -> Path | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cluster.bringup import EXTRA_START_S, POLL_S, BringUpError
+from cluster.bringup import EXTRA_START_S, BringUpError
 from cluster.config import FleetConfig
 from cluster.serving import FleetProgress
 
@@ -34,12 +34,12 @@ class StartProgress:
         """Shows one step of the start with the seconds passed so far."""
         self._console.print(f"[dim]{self._elapsed():5.1f} s[/]  {text}", highlight=False)
 
-    def watch(self, config: FleetConfig, look: Callable[[], FleetProgress]) -> None:
+    def watch(self, config: FleetConfig, looks: Iterator[FleetProgress]) -> None:
         """Returns once everything runs.
 
         Args:
             config: what is starting.
-            look: tells how far it is.
+            looks: how far it is, again and again.
 
         Raises:
             BringUpError: a part failed for a clear reason, or the time is up.
@@ -47,15 +47,14 @@ class StartProgress:
         limit = self._clock() + config.verifier.start_timeout_s + EXTRA_START_S
         if self._console.is_terminal:
             with Live(console=self._console, transient=True, refresh_per_second=4) as live:
-                self._wait(look, limit, lambda now: live.update(self._table(now)))
+                self._wait(looks, limit, lambda now: live.update(self._table(now)))
         else:
-            self._wait(look, limit, lambda now: None)
+            self._wait(looks, limit, lambda now: None)
 
     def _wait(
-        self, look: Callable[[], FleetProgress], limit: float, show: Callable[[FleetProgress], None]
+        self, looks: Iterator[FleetProgress], limit: float, show: Callable[[FleetProgress], None]
     ) -> None:
-        while True:
-            now = look()
+        for now in looks:
             self._note(now)
             show(now)
             if now.ready:
@@ -65,7 +64,6 @@ class StartProgress:
             if self._clock() > limit:
                 waiting = ", ".join(each.name for each in now.deployments if not each.healthy) or now.status
                 raise BringUpError(f"not ready in time; still waiting for: {waiting}")
-            time.sleep(POLL_S)
 
     def _note(self, now: FleetProgress) -> None:
         for deployment in now.deployments:

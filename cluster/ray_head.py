@@ -1,20 +1,14 @@
-"""Starts the Ray head of a local fleet, and ends. Run as ``python -m cluster.ray_head OPTIONS``.
+"""Starting the Ray head of a local fleet.
 
 Ray's own ``ray start`` would do, but it listens on every network interface without asking for a password,
 takes seconds to start a dashboard process that nobody asked for, and holds another 120 MB for it.
 Here the head listens on the loopback address only. This is the one place that uses Ray's private classes to
 start it, for exactly the version of Ray that the project pins.
-
-A process of its own, in its own session: the head must outlive the command that starts it, and Ctrl-C in a
-terminal must not reach it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 #: With this set, Ray uses the loopback address instead of the machine's first network interface.
@@ -37,10 +31,6 @@ class HeadOptions:
     cpus: int
     gpus: int
     object_store_bytes: int = 200 * 10**6
-
-    def command(self) -> list[str]:
-        """The command that starts this head."""
-        return [sys.executable, "-m", "cluster.ray_head", json.dumps(asdict(self))]
 
 
 def start_head(options: HeadOptions) -> dict[str, Any]:
@@ -74,19 +64,7 @@ def start_head(options: HeadOptions) -> dict[str, Any]:
         no_monitor=True,  # Ray's cluster autoscaler: there is one node
         dashboard_agent_listen_port=0,  # any free port: its default is taken where a second Ray runs
     )
-    # spawn_reaper would end the head together with this short-lived process.
+    # spawn_reaper would end the head together with this process, which is not meant to stay.
     head = LoopbackHead(parameters, head=True, shutdown_at_exit=False, spawn_reaper=False)
     pids = [info.process.pid for infos in head.all_processes.values() for info in infos]
     return {"address": head.address, "pids": pids}
-
-
-def main() -> None:
-    """Starts the head described by the first argument and prints its address and pids as one JSON line."""
-    started = start_head(HeadOptions(**json.loads(sys.argv[1])))
-    print(json.dumps(started), flush=True)
-    # No interpreter shutdown: Ray's exit handlers would wait for the processes that are meant to stay.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

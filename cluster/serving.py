@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
-import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import FleetConfig
@@ -55,6 +55,17 @@ class FleetProgress:
     status: str
     message: str
     deployments: tuple[DeploymentState, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FleetProgress:
+        """What `to_json` wrote."""
+        data = json.loads(text)
+        deployments = tuple(DeploymentState(**each) for each in data.pop("deployments"))
+        return cls(**data, deployments=deployments)
 
     @property
     def ready(self) -> bool:
@@ -114,10 +125,7 @@ def connected(address: str) -> Iterator[None]:
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    before = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, namespace="serve", logging_level=logging.ERROR, log_to_driver=False)
-    # Ray's own handler would end this process without a word; what it has started needs clearing away.
-    signal.signal(signal.SIGTERM, before)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ import yaml
 from cluster import bringup
 from cluster.environment import MAX_FOLDER_LENGTH, fleet_environment, make_folder
 from cluster.loader import load_config
-from cluster.processes import fleet_processes
+from cluster.processes import fleet_processes, process_id
 from cluster.state import FleetState, read_state, write_state
 from tests.cluster.configs import make_models, small, write
 
@@ -96,6 +97,12 @@ def test_a_digest_tells_configurations_apart(tmp_path: Path) -> None:
     assert bringup.config_sha256(first) != bringup.config_sha256(other)
 
 
+HEAD = (
+    "import json, os, sys; from cluster.ray_head import HeadOptions, start_head; "
+    "print(json.dumps(start_head(HeadOptions(sys.argv[1], cpus=2, gpus=0))), flush=True); os._exit(0)"
+)
+
+
 @pytest.fixture
 def head(tmp_path: Path, port: int) -> Iterator[FleetState]:
     """A Ray head as `up` starts it, without a fleet on it."""
@@ -104,7 +111,14 @@ def head(tmp_path: Path, port: int) -> Iterator[FleetState]:
     state = FleetState(port, "127.0.0.1", "specfleet", "fleet.yaml", "abc", str(folder))
     write_state(state)
     try:
-        state = bringup._launch_head(config, folder).wait(state)
+        command = [sys.executable, "-c", HEAD, str(folder)]
+        environment = fleet_environment(config, folder, os.environ)
+        made = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=90, check=True
+        )
+        head = json.loads(made.stdout.splitlines()[-1])
+        pids = [process_id(psutil.Process(pid)) for pid in head["pids"]]
+        state = state.but(address=head["address"], processes=pids)
         write_state(state)
         yield state
     finally:
@@ -225,7 +239,7 @@ def test_the_same_configuration_is_reused_another_one_is_refused(
 ) -> None:
     path = config_file(tmp_path, port)
     loaded = load_config(path)
-    myself = bringup.process_id(psutil.Process())
+    myself = process_id(psutil.Process())
     state = FleetState(
         port,
         "127.0.0.1",

@@ -17,6 +17,8 @@ import pytest
 from cluster.processes import MARKER, fleet_processes, is_alive, listener, process_id, stop_processes
 from cluster.state import ProcessId
 
+pytestmark = pytest.mark.process
+
 SLEEP = "import time; time.sleep(120)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
