@@ -31,8 +31,8 @@ lint: setup
 
 # What fails fast comes first: style and types, then tests in one process, then real engines and clusters.
 test: lint
-	$(TEST_ENV) $(PYTEST) -q -m "not engine and not e2e and not long"
-	$(TEST_ENV) $(PYTEST) -q -m "(engine or e2e) and not long"
+	$(TEST_ENV) $(PYTEST) -q -m "not process and not engine and not e2e and not long"
+	$(TEST_ENV) $(PYTEST) -q -m "(process or engine or e2e) and not long"
 
 test-long: setup
 	$(TEST_ENV) $(PYTEST) -q -m long

@@ -14,6 +14,8 @@ import pytest
 
 from tests.drafter.conftest import PADDED
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 60.0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -212,7 +213,7 @@ class Trays(RuleBasedStateMachine):
         eventually(all_there)
 
 
-TestTrays = Trays.TestCase
+TestTrays = pytest.mark.process(Trays.TestCase)
 TestTrays.settings = settings(
     max_examples=100, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )

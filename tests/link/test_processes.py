@@ -15,6 +15,8 @@ import pytest
 from deployments.link.client import LinkClient, Peer
 from tests.link.helpers import PATIENCE_S, FakeDrafter, Stepper, continuation, eventually
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

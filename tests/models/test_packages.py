@@ -19,6 +19,8 @@ from deployments.models.packages import build_once, dequantise, prepared_package
 from tests.models.checkpoints import content, train_bpe
 from tests.models.tiny_gguf import CONTEXT, write_gguf
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # A child that prepares the tiny model the way the product does.
