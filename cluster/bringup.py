@@ -46,7 +46,13 @@ Watch = Callable[[FleetConfig, Iterator[FleetProgress]], None]
 
 
 class BringUpError(RuntimeError):
-    """A fleet that did not come up, or cannot; the text says why and what to do."""
+    """A fleet that did not come up, or cannot; the text says why and what to do.
+
+    Attributes:
+        logs: where the logs of the failed start are kept, if there are any.
+    """
+
+    logs: Path | None = None
 
 
 def config_sha256(config: FleetConfig) -> str:
@@ -136,9 +142,11 @@ def _start(loaded: LoadedConfig, watch: Watch, say: Report) -> FleetState:
         state = state.but(ready=True, starter=None)
         write_state(state)
         return state
-    except BaseException:
-        keep_logs(state)
+    except BaseException as error:
+        logs = keep_logs(state)
         take_down(config.api.port)
+        if isinstance(error, BringUpError):
+            error.logs = logs
         raise
 
 

@@ -66,7 +66,7 @@ def up(
     ] = False,
 ) -> None:
     """Start a fleet on this machine and wait until it is ready."""
-    from cluster.bringup import BringUpError, bring_up, failure_logs, take_down
+    from cluster.bringup import BringUpError, bring_up, take_down
     from cluster.prepare import PrepareError, prepare
     from cluster.progress import StartProgress
     from cluster.state import Busy
@@ -76,21 +76,20 @@ def up(
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(1)
     shown = StartProgress(out)
-    port = loaded.config.api.port
     try:
         prepare(loaded.config, shown.say)
         state = bring_up(loaded, shown.watch, shown.say)
-    except (BringUpError, PrepareError, Busy, OSError) as error:
-        logs = failure_logs(port)
-        hint = f"\nlogs: {logs}" if logs.is_dir() and not isinstance(error, Busy) else ""
-        _fail(f"{error}{hint}")
+    except BringUpError as error:
+        _fail(f"{error}\nlogs: {error.logs}" if error.logs else str(error))
+    except (PrepareError, Busy, OSError) as error:
+        _fail(str(error))
     except KeyboardInterrupt:
         err.print("stopped; nothing was left running")
         raise typer.Exit(130) from None
     shown.say(f"[green]ready[/]: {state.url}/v1   stop it with: specfleet down")
     if foreground:
         _stay()
-        ended = take_down(port)
+        ended = take_down(loaded.config.api.port)
         out.print(f"stopped ({ended} processes)")
 
 

@@ -45,7 +45,7 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         "What is sleep apnea, and who gets it?",
     ),
     "finance": (
-        "What is the difference between a stock and a bond?",
+        "Why do share prices rise and fall?",
         "How does compound interest work in a savings account?",
         "What should I consider before taking out a mortgage?",
         "Why do companies issue dividends to shareholders?",
@@ -164,10 +164,10 @@ def run(api: FleetApi, console: Console, *, max_tokens: int = 96, per_domain: in
 
 def table(outcome: Outcome) -> Table:
     """The figures as a table, one row per domain."""
-    shown = Table(title="What the drafts gave", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("prompts\nabout", "recog-\nnised as", "draft\nused"):
+    shown = Table(title="What the drafts gave", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("prompts\nabout", "recog-\nnised", "draft\nused"):
         shown.add_column(name, no_wrap=True)
-    for name in ("accep-\ntance", "mean\nlength", "tokens/s\ndrafts", "tokens/s\nplain", "speed-\nup"):
+    for name in ("accep-\nted", "mean\nlength", "tokens/s\ndrafts", "tokens/s\nplain", "speed-\nup"):
         shown.add_column(name, justify="right", no_wrap=True)
     for domain, tally in outcome.tallies.items():
         shown.add_row(

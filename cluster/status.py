@@ -33,20 +33,19 @@ def render(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _verifiers(verifiers: list[Mapping[str, Any]]) -> Table:
-    table = _table("Verifiers", "model", "replica", "state")
+    table = _table("Verifiers", "model", "state")
     for name in ("run", "wait", "tokens/s", "KV used", "prefix hits"):
         table.add_column(name, justify="right")
     for each in verifiers:
         cache = each.get("cache") or {}
         table.add_row(
             str(each.get("model", "?")),
-            str(each.get("replica", "?"))[:12],
             _state(each),
             str(each.get("running", "-")),
             str(each.get("waiting", "-")),
             f"{float(each.get('tokens_per_second') or 0.0):.1f}",
-            _percent(cache, "kv_usage", "kv_cache_usage", "usage"),
-            _percent(cache, "prefix_hit_rate", "prefix_hits", "hit_rate"),
+            _percent(cache.get("usage")),
+            _percent(_share(cache.get("hits"), cache.get("queries"))),
         )
     return table
 
@@ -98,9 +97,12 @@ def _counts(title: str, counts: Mapping[str, Any] | None) -> Text | None:
     return Text(f"{title}: {shown}", "dim")
 
 
-def _percent(figures: Mapping[str, Any], *names: str) -> str:
-    value = next((figures[name] for name in names if isinstance(figures.get(name), int | float)), None)
-    return "-" if value is None else f"{value:.0%}"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _state(entry: Mapping[str, Any]) -> Text:
@@ -109,7 +111,7 @@ def _state(entry: Mapping[str, Any]) -> Text:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column)
     return table

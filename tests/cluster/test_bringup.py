@@ -222,11 +222,12 @@ def test_a_killed_start_is_cleared_away_by_the_next(tmp_path: Path, port: int) -
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)  # building imports all of vLLM
 def test_an_application_that_cannot_be_built_says_why_and_leaves_nothing(tmp_path: Path, port: int) -> None:
     path = config_file(tmp_path, port, verifier={"engine": {"speculative_config": {"method": "ngram"}}})
     process = up(path)
     state = until(lambda: (state := read_state(port)) and state.address and state)
-    output, _ = process.communicate(timeout=110)
+    output, _ = process.communicate(timeout=280)
     assert process.returncode == 1
     assert "verifier.engine must not set speculative_config" in " ".join(output.split())
     nothing_is_left(state)
