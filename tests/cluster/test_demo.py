@@ -76,6 +76,7 @@ def test_the_status_fits_into_a_terminal_and_bears_missing_parts() -> None:
                 "state": "ready",
                 "running": 3,
                 "waiting": 0,
+                "cache": {"usage": 0.31, "queries": 8, "hits": 6},
             }
         ],
         "drafters": [{"name": "medical", "state": "away", "replicas": [{}], "sessions": 2}],
@@ -85,7 +86,7 @@ def test_the_status_fits_into_a_terminal_and_bears_missing_parts() -> None:
         "age_s": 12.3,
     }
     text = shown(render(status))
-    for expected in ("31%", "25%", "1.50", "99.0%", "2.0 ms", "away", "better 2", "12 s old"):
+    for expected in ("31%", "75%", "25%", "1.50", "99.0%", "2.0 ms", "away", "better 2", "12 s old"):
         assert expected in text
     shown(render({}))
 

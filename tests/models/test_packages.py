@@ -117,6 +117,16 @@ def test_processes_that_start_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert (target / "config.json").is_file()
 
 
+def test_the_folder_appears_by_a_rename_and_not_by_copying(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder.stat().st_ino)
+        assert not (tmp_path / "model").exists()
+
+    assert build_once(tmp_path / "model", build).stat().st_ino == built[0]
+
+
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         (folder / "half").write_text("x")
