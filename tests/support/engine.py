@@ -110,3 +110,25 @@ def described(
     if draft is not None:
         extra[DRAFT_KEY] = draft
     return extra
+
+
+def ask_for_long_proposals(worker: Any) -> None:
+    """Whatever the router would find worth its price: the odds must hold at every position of a proposal."""
+    from router.types import Decision
+
+    router = worker.model_runner.drafter._router
+    decide = router.decide
+
+    def long(requests: Any, available: Any, left: Any) -> list[Decision]:
+        decisions = decide(requests, available, left)
+        return [
+            one if one.draft is None else Decision(one.draft, min(3, tokens - 1), one.reason)
+            for one, tokens in zip(decisions, left, strict=True)
+        ]
+
+    router.decide = long
+
+
+def ask_as_the_router_says(worker: Any) -> None:
+    """Undo `ask_for_long_proposals`."""
+    del worker.model_runner.drafter._router.decide

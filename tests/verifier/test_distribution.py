@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.support.engine import FleetEngine, described
+from tests.support.engine import FleetEngine, ask_for_long_proposals, described
 from tests.support.scripted import ScriptedDrafter
 from tests.support.tiny import tiny_llama
 from tests.verifier.test_edges import wait_until_up
@@ -86,23 +86,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FleetEngin
     yield engine, odds, drafter
     drafter.stop()
     engine.close()
-
-
-def ask_for_long_proposals(worker: Any) -> None:
-    """Whatever the router would find worth its price: the odds must hold at every position of a proposal."""
-    from router.types import Decision
-
-    router = worker.model_runner.drafter._router
-    decide = router.decide
-
-    def long(requests: Any, available: Any, left: Any) -> list[Decision]:
-        decisions = decide(requests, available, left)
-        return [
-            one if one.draft is None else Decision(one.draft, min(3, tokens - 1), one.reason)
-            for one, tokens in zip(decisions, left, strict=True)
-        ]
-
-    router.decide = long
 
 
 def sample(engine: FleetEngine, count: int, draft: str) -> list[tuple[int, ...]]:
