@@ -98,6 +98,8 @@ def _environment(settings: VerifierSettings) -> dict[str, str]:
         # The verifier reports to nobody but its operator.
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # OpenAI's bound on `n`. vLLM's own of 16384 lets one request take the engine from everybody else.
+        "VLLM_MAX_N_SEQUENCES": "128",
         "RAYLLM_ENGINE_START_TIMEOUT_S": str(int(settings.start_timeout_s)),
     }
     if settings.device == "cpu":

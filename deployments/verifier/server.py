@@ -24,6 +24,7 @@ from deployments.verifier import engine_stats
 from deployments.verifier.annotate import event_of, summarise, usage_chunk
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.progress import ProgressBoard
+from deployments.verifier.prompts import wrong_token_id
 from deployments.verifier.requests import (
     DOMAIN_KEY,
     DRAFT_KEY,
@@ -100,6 +101,11 @@ class Verifier(LLMServer):
         await self._exchange()
         self._report_task = loop.create_task(self._report_forever())
 
+    async def _start_engine(self) -> None:
+        """Start vLLM, and nothing else: Ray's own version also starts an actor of 400 MB that reports usage."""
+        assert self.engine is not None
+        await self.engine.start()
+
     async def _bind(self, plan: dict[str, Any]) -> dict[str, Any]:
         parsed = ProposerPlan.model_validate(
             {
@@ -130,6 +136,10 @@ class Verifier(LLMServer):
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Text completions; see LLMServer.completions."""
+        engine: Any = self.engine
+        fault = wrong_token_id(request.prompt, engine._engine_client.model_config.get_vocab_size())
+        if fault is not None:
+            return _only(engine._make_error(fault))
         ticket = await self._admit(request, raw_request_info, await self._prompt_text(request.prompt))
         return self._annotated(ticket, await super().completions(request, raw_request_info))
 
@@ -243,6 +253,10 @@ class Verifier(LLMServer):
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
         await super().__del__()
+
+
+async def _only(item: Any) -> AsyncGenerator[Any, None]:
+    yield item
 
 
 def _fit_classifier(encoder: str, examples: dict[str, list[str]], unsure_below: float) -> DomainClassifier:

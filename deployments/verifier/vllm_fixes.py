@@ -35,6 +35,7 @@ def apply() -> None:
         return
     fix_expand_kernel()
     fix_discarded_seeded_rows()
+    fix_loading_of_compiled_code()
     if not multiprocessing.current_process().name.startswith(_WORKER_NAME):
         calm_waiting_readers()
 
@@ -101,6 +102,29 @@ def calm_waiting_readers() -> None:
 
     for name, value in (("wait", nap_or_wait), (_MARK, True)):
         setattr(SpinCondition, name, value)
+
+
+def fix_loading_of_compiled_code() -> None:
+    """Let the second start use what the first one compiled.
+
+    vLLM stores its compiled graph and loads it at the next start (`_try_load_aot_compiled_fn`,
+    vllm/compilation/decorators.py), but expects a method `finalize_loading` that only its piecewise backend's
+    functions have. CPUs compile with plain inductor, so every load fails and every start compiles for a minute.
+    """
+    load = torch.compiler.load_compiled_function
+    if getattr(load, _MARK, False):
+        return
+
+    @wraps(load)
+    def load_and_complete(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        compiled = getattr(getattr(loaded, "_artifacts", None), "compiled_fn", None)
+        if compiled is not None and not hasattr(compiled, "finalize_loading"):
+            compiled.finalize_loading = lambda vllm_config: None  # there is nothing left to load
+        return loaded
+
+    setattr(load_and_complete, _MARK, True)
+    torch.compiler.load_compiled_function = load_and_complete
 
 
 def fix_discarded_seeded_rows() -> None:

@@ -115,7 +115,7 @@ def fleet_config(folder: Path, **changes: Any) -> Path:
     config["api"]["port"] = PORT
     for draft in config["drafts"].values():
         if not draft["model"].startswith("package:"):
-            draft["model"] = str(ROOT / "configs" / draft["model"])
+            draft["model"] = str(ROOT / draft["model"])
     for section, values in changes.items():
         config.setdefault(section, {}).update(values)
     path = folder / "fleet.yaml"

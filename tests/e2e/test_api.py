@@ -212,6 +212,21 @@ def test_malformed_json_and_unknown_names(fleet: Fleet) -> None:
     assert fleet.http.get("/v1/nothing").status_code == 404
 
 
+def test_a_token_id_past_the_vocabulary_is_refused_and_harms_nobody(fleet: Fleet) -> None:
+    size = 49152
+    for token in (size, size + 1, -1):
+        answer = fleet.http.post("/v1/completions", json={"model": MODEL, "prompt": [token], "max_tokens": 2})
+        assert answer.status_code == 400, answer.text
+    last = fleet.http.post("/v1/completions", json={"model": MODEL, "prompt": [size - 1], "max_tokens": 2})
+    assert last.status_code == 200
+    assert text(fleet.chat("Hello", max_tokens=4))
+
+
+def test_one_request_cannot_ask_for_thousands_of_answers(fleet: Fleet) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "n": 5000}
+    assert fleet.http.post("/v1/chat/completions", json=body).status_code == 400
+
+
 def test_models_and_health(fleet: Fleet) -> None:
     assert [model.id for model in fleet.client.models.list().data] == [MODEL]
     assert fleet.http.get("/health").json()["status"] == "ok"

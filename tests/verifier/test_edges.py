@@ -176,7 +176,7 @@ def test_a_request_near_the_end_of_its_context_costs_the_others_nothing(
     before = engine.snapshot()["proposer"]["steps"]
     engine.llm.collective_rpc(ask_for_long_proposals)
     try:
-        # The long one takes a step per token, and most of these are nearer to the end than a proposal is long.
+        # The long one takes a step per token, most of them nearer to the end than a proposal is long.
         slow = params(max_tokens=64, extra_args=described(draft="none"))
         got = texts(engine.generate([long, *PROMPTS], [slow, *[params() for _ in PROMPTS]]))
     finally:
