@@ -102,7 +102,7 @@ class Verifier(LLMServer):
         self._report_task = loop.create_task(self._report_forever())
 
     async def _start_engine(self) -> None:
-        """Start vLLM, and nothing else: Ray's own version also starts an actor of 400 MB that reports usage."""
+        """Start vLLM and nothing else: Ray's own version adds an actor of 400 MB that reports usage."""
         assert self.engine is not None
         await self.engine.start()
 

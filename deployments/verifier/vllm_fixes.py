@@ -109,7 +109,7 @@ def fix_loading_of_compiled_code() -> None:
 
     vLLM stores its compiled graph and loads it at the next start (`_try_load_aot_compiled_fn`,
     vllm/compilation/decorators.py), but expects a method `finalize_loading` that only its piecewise backend's
-    functions have. CPUs compile with plain inductor, so every load fails and every start compiles for a minute.
+    functions have. CPUs compile with plain inductor, so every load fails and every start compiles again.
     """
     load = torch.compiler.load_compiled_function
     if getattr(load, _MARK, False):
