@@ -78,6 +78,10 @@ def test_an_example_configuration_is_valid(block: str) -> None:
     FleetConfig.model_validate(yaml.safe_load(block))
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "@@" not in README
+
+
 def test_the_files_it_names_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if "://" not in target:
