@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +100,10 @@ def prepare_environment() -> None:
     # Tests plant faults by sending functions to the worker; the product only sends names.
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if "VLLM_RPC_BASE_PATH" not in os.environ:  # vLLM leaves its sockets where this says
+        sockets = tempfile.mkdtemp(prefix="sf-test-")
+        atexit.register(shutil.rmtree, sockets, ignore_errors=True)
+        os.environ["VLLM_RPC_BASE_PATH"] = sockets
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
     if openmp.exists():
         os.environ.setdefault("LD_PRELOAD", str(openmp))
