@@ -241,9 +241,10 @@ def take_down(port: int) -> int:
         return 0
     starter = state.starter
     if starter is not None and starter.pid != os.getpid() and is_alive(starter):
-        # It would go on starting what we stop. It cleans up after itself, too; both may.
+        # It would go on starting what we stop. It cleans up after itself, too; both may. Not SIGINT: a start
+        # that a script put into the background ignores that.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(starter.pid, signal.SIGINT)
+            os.kill(starter.pid, signal.SIGTERM)
         _wait_for_end(starter, seconds=20.0)
     ended = stop_processes(state.folder, state.processes)
     shutil.rmtree(state.folder, ignore_errors=True)
