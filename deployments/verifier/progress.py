@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 256  # messages (steps) in flight at most
 REMEMBERED_REQUESTS = 4096  # finished or not; the oldest are forgotten
-SOCKET_POLL_S = 1.0
 
 
 class Use(msgspec.Struct, array_like=True, frozen=True):

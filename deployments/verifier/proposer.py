@@ -26,7 +26,7 @@ from deployments.link.client import LinkClient
 from deployments.link.peer import Peer
 from deployments.verifier.progress import Progress, ProgressSender, StepReport, Use
 from deployments.verifier.requests import RequestTable, TrackedRequest, cut_at_stop
-from router.router import Router
+from router.router import GENERAL, Router
 from router.types import Decision
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GENERAL: Final = "general"
 LOGGED_FAILURES: Final = 20  # tracebacks written; further ones are only counted
 
 
