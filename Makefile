@@ -31,11 +31,11 @@ lint: setup
 
 # What fails fast comes first: style and types, then tests in one process, then real engines and clusters.
 test: lint
-	$(TEST_ENV) $(PYTEST) -q -m "not process and not engine and not e2e and not long"
-	$(TEST_ENV) $(PYTEST) -q -m "(process or engine or e2e) and not long"
+	$(TEST_ENV) $(PYTEST) -q --durations=15 -m "not process and not engine and not e2e and not long"
+	$(TEST_ENV) $(PYTEST) -q --durations=15 -m "(process or engine or e2e) and not long"
 
 test-long: setup
-	$(TEST_ENV) $(PYTEST) -q -m long
+	$(TEST_ENV) $(PYTEST) -q --durations=15 -m long
 
 lock:
 	@PYTHON=$(PYTHON) configs/environment/lock.sh

@@ -8,7 +8,6 @@ Triton kernels (GPUs). `tests/verifier/test_vllm_fixes.py` shows each fault with
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import time
 from functools import wraps
 from typing import Any
@@ -18,8 +17,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 _MARK = "__specfleet_fixed__"
-_WORKER_NAME = "VllmWorker"
-NAP_S = 0.0001
+NAP_S, LONG_NAP_S = 0.0001, 0.001
+SHORT_NAPS_FOR_S = 0.2  # longer than a step, shorter than the pause between two reports of an idle engine
 
 
 def apply() -> None:
@@ -36,8 +35,7 @@ def apply() -> None:
     fix_expand_kernel()
     fix_discarded_seeded_rows()
     fix_loading_of_compiled_code()
-    if not multiprocessing.current_process().name.startswith(_WORKER_NAME):
-        calm_waiting_readers()
+    calm_waiting_readers()
 
 
 def expand_kernel(
@@ -77,15 +75,16 @@ def fix_expand_kernel() -> None:
 
 
 def calm_waiting_readers() -> None:
-    """Let a process that waits for its workers nap instead of spin.
+    """Let a process that waits for another one nap instead of spin.
 
     A reader of vLLM's shared-memory queue (`SpinCondition.wait`, vllm/distributed/device_communicators/
-    shm_broadcast.py) yields in a loop for a second after each message: while text is generated, the engine
-    core burns a CPU waiting for its worker. On a GPU machine there are cores to spare; here the drafts
-    compute on that core. Naps cost a few percent of it and 0.1 ms a step. Workers keep spinning: their core
-    is their own. Waiting for the queue's notification at once would be calmer still, but notifications get
-    lost: its PUB socket has room for one and learns late that it was delivered, so of two messages within a
-    millisecond the second may wake nobody for 5 s.
+    shm_broadcast.py) yields in a loop for a second after each message. Where cores are few it takes them from
+    those that have work: the engine core from the drafts while its worker computes, and the worker of an idle
+    engine, woken once a second for its figures, from everything else on its core, which a process that was
+    starting there hardly moved (1 s of CPU in 25 s). Naps cost 0.1 ms a step at most. Waiting for the queue's
+    notification at once would be calmer still, but notifications get lost: its PUB socket has room for one and
+    learns late that it was delivered, so of two messages within a millisecond the second may wake nobody for
+    5 s.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
@@ -95,8 +94,9 @@ def calm_waiting_readers() -> None:
 
     @wraps(wait)
     def nap_or_wait(self: Any, timeout_ms: int | None = None) -> None:
-        if time.monotonic() <= self.last_read + self.busy_loop_s:
-            time.sleep(NAP_S)
+        waited = time.monotonic() - self.last_read
+        if waited <= self.busy_loop_s:
+            time.sleep(NAP_S if waited <= SHORT_NAPS_FOR_S else LONG_NAP_S)
         else:
             wait(self, timeout_ms)
 

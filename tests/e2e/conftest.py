@@ -123,7 +123,7 @@ def fleet_config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # ends before engines of other tests start: together they starve
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     if not (ROOT / "configs" / "drafts" / "general" / "model.safetensors").exists():
         pytest.skip("the shipped draft weights are not there")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CHATS, MODEL, Fleet
+from tests.e2e.conftest import CHATS, MODEL, Fleet, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -55,12 +55,19 @@ def test_in_one_batch_they_are_too(fleet: Fleet, plain: dict[str, str]) -> None:
 def test_the_domain_is_recognised_and_served_by_its_draft(fleet: Fleet, domain: str) -> None:
     told = fleet.chat(CHATS[domain]).model_extra["specfleet"]
     assert told["domain"] == domain
-    assert told["drafts"][0]["name"] == domain
+    # The router may know better by now: a slow machine makes another draft, or none, worth more at times.
+    assert {use["name"] for use in told["drafts"]} <= {domain, "general", "none"}
+    until(lambda: proposed_in(fleet, draft=domain, domain=domain), 10)  # since the start, by any request
     assert told["request_id"]
     assert 0 <= told["domain_probability"] <= 1
     assert told["proposed"] >= told["accepted"] >= 0
     assert told["steps"] > 0
     assert told["mean_acceptance_length"] == pytest.approx(1 + told["accepted"] / told["steps"], abs=1e-3)
+
+
+def proposed_in(fleet: Fleet, *, draft: str, domain: str) -> int:
+    """Tokens that a draft has proposed to requests of a domain since the fleet's start."""
+    return int(fleet.status()["acceptance"].get(draft, {}).get(domain, {}).get("proposed", 0))
 
 
 def test_the_object_agrees_with_vllms_own_metrics(fleet: Fleet) -> None:
@@ -234,9 +241,7 @@ def test_models_and_health(fleet: Fleet) -> None:
 
 def test_status_and_metrics_tell_the_same(fleet: Fleet) -> None:
     fleet.chat(CHATS["code"])
-    from tests.e2e.conftest import until
-
-    until(lambda: fleet.status()["acceptance"].get("code", {}).get("code", {}).get("proposed", 0) > 0, 20)
+    until(lambda: proposed_in(fleet, draft="code", domain="code"), 20)
     status = fleet.status()
     assert {drafter["name"] for drafter in status["drafters"]} == {"general", "code", "medical", "finance"}
     assert len(status["verifiers"]) == 1

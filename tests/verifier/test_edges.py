@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from deployments.link.messages import Proposal
@@ -324,3 +325,12 @@ def break_router(worker: Any) -> None:
 
 def mend_router(worker: Any) -> None:
     del worker.model_runner.drafter._router.decide
+
+
+def test_an_idle_worker_leaves_its_core_to_others(engine: FleetEngine) -> None:
+    """A worker that spins after each question would be busy all the time: a replica asks once a second."""
+    worker = psutil.Process(engine.worker_pid)
+    engine.snapshot()
+    before, since = sum(worker.cpu_times()[:2]), time.monotonic()
+    time.sleep(0.8)
+    assert sum(worker.cpu_times()[:2]) - before < 0.4 * (time.monotonic() - since)

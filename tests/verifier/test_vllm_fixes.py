@@ -1,9 +1,13 @@
 """Each fault of vLLM that we mend: seen as it is, and mended."""
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from deployments.verifier.vllm_fixes import expand_kernel, fix_expand_kernel
+from deployments.verifier.vllm_fixes import calm_waiting_readers, expand_kernel, fix_expand_kernel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]  # importing vLLM takes its time
 
@@ -48,3 +52,30 @@ def test_the_rejection_sampler_uses_the_mended_one() -> None:
         torch.tensor([0.5, 0.7, 1.5]), CU_NUM_TOKENS, 5, replace_from=0, replace_to=1
     )
     assert temperatures.tolist() == pytest.approx([0.5, 0.5, 1.5, 1.5, 1.5])
+
+
+def naps(waited_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a reader sleeps that has waited for so long; polls count as none."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    slept: list[float] = []
+    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: pytest.fail("spins"))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    reader: Any = SimpleNamespace(
+        is_reader=True,
+        last_read=time.monotonic() - waited_s,
+        busy_loop_s=1.0,
+        poller=SimpleNamespace(poll=lambda timeout: []),
+        read_cancel_socket=None,
+        local_notify_socket=None,
+    )
+    shm_broadcast.SpinCondition.wait(reader, 1)
+    monkeypatch.undo()
+    return slept
+
+
+def test_a_waiting_reader_naps_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm_waiting_readers()
+    short, long, idle = (naps(waited, monkeypatch) for waited in (0.0, 0.5, 1.5))
+    assert 0 < short[0] < long[0] <= 0.001
+    assert idle == []  # waits for the notification as vLLM does
