@@ -78,13 +78,13 @@ def calm_waiting_readers() -> None:
     """Let a process that waits for another one nap instead of spin.
 
     A reader of vLLM's shared-memory queue (`SpinCondition.wait`, vllm/distributed/device_communicators/
-    shm_broadcast.py) yields in a loop for a second after each message. Where cores are few it takes them from
-    those that have work: the engine core from the drafts while its worker computes, and the worker of an idle
-    engine, woken once a second for its figures, from everything else on its core, which a process that was
-    starting there hardly moved (1 s of CPU in 25 s). Naps cost 0.1 ms a step at most. Waiting for the queue's
-    notification at once would be calmer still, but notifications get lost: its PUB socket has room for one and
-    learns late that it was delivered, so of two messages within a millisecond the second may wake nobody for
-    5 s.
+    shm_broadcast.py) yields in a loop for a second after each message. Where cores are few it takes them
+    from those that have work: the engine core from the drafts while its worker computes, and the worker of
+    an idle engine, woken once a second for its figures, from everything else on its core, which a process
+    that was starting there hardly moved (1 s of CPU in 25 s). Naps cost 0.1 ms a step at most. Waiting for
+    the queue's notification at once would be calmer still, but notifications get lost: its PUB socket has
+    room for one and learns late that it was delivered, so of two messages within a millisecond the second
+    may wake nobody for 5 s.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
