@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 
 from cluster.state import ProcessId
-
-SHARED_MEMORY = Path("/dev/shm")
+from deployments.verifier.shared_memory import mapped_by, remove_left_behind, remove_unused
 
 #: Tells each process of a fleet which fleet it belongs to: the fleet's temporary folder.
 MARKER = "SPECFLEET_FOLDER"
@@ -77,7 +76,8 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
         # Looked up again each time: a process that is just starting must not slip through.
         processes = fleet_processes(folder, known)
         if not processes:
-            _remove_shared_memory(shared, seen)
+            remove_unused(shared, seen)
+            remove_left_behind()
             return len(seen)
         now = time.monotonic()
         if now > give_up_at:
@@ -85,7 +85,7 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
             raise RuntimeError(f"these processes of the fleet do not end: {names}")
         for process in processes:
             seen.add(process.pid)
-            shared |= _shared_memory(process.pid)
+            shared |= mapped_by(process.pid)
             with contextlib.suppress(psutil.Error):
                 if now > stop_asking_at:
                     process.kill()
@@ -93,30 +93,6 @@ def stop_processes(folder: str | Path, known: Iterable[ProcessId] = (), grace_s:
                     asked.add(process.pid)
                     process.terminate()
         psutil.wait_procs(processes, timeout=0.3)
-
-
-def _shared_memory(pid: int) -> set[Path]:
-    """Files in shared memory that a process has mapped."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in (Path("/proc") / str(pid) / "maps").read_text(errors="replace").splitlines():
-            _, separator, name = line.partition(f" {SHARED_MEMORY}/")
-            if separator and not name.endswith("(deleted)"):
-                found.add(SHARED_MEMORY / name)
-    return found
-
-
-def _remove_shared_memory(files: set[Path], owners: set[int]) -> None:
-    """Removes shared memory whose owners were ended before they could; what others use stays."""
-    for owner in owners:  # Intel's OpenMP puts its process's number into the name and maps it only briefly
-        files |= set(SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_{owner}_*"))
-    files = {file for file in files if file.exists()}
-    if not files:
-        return
-    others = set(psutil.pids()) - owners
-    used = set().union(*(_shared_memory(pid) for pid in others))
-    for file in files - used:
-        file.unlink(missing_ok=True)
 
 
 def listener(host: str, port: int) -> str | None:

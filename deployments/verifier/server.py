@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
@@ -31,6 +32,7 @@ from deployments.verifier.requests import (
     PROBABILITY_KEY,
     REQUEST_KEY,
 )
+from deployments.verifier.shared_memory import note_engine, remove_left_behind
 from router.domains import DomainClassifier, DomainGuess, conversation_context, conversation_text
 from router.encoder import load_encoder
 
@@ -104,7 +106,9 @@ class Verifier(LLMServer):
     async def _start_engine(self) -> None:
         """Start vLLM and nothing else: Ray's own version adds an actor of 400 MB that reports usage."""
         assert self.engine is not None
+        await asyncio.to_thread(remove_left_behind)
         await self.engine.start()
+        await asyncio.to_thread(note_engine, psutil.Process())
 
     async def _bind(self, plan: dict[str, Any]) -> dict[str, Any]:
         parsed = ProposerPlan.model_validate(
