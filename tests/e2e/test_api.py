@@ -146,6 +146,41 @@ def test_json_schema(fleet: Fleet) -> None:
         assert text(answer).lstrip().startswith("{")
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "get_weather"}}, "required"])
+def test_tool_calls(fleet: Fleet, choice: Any) -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 80}
+    answer = fleet.chat("What is the weather in Paris?", draft="general", **asked).choices[0]
+    (call,) = answer.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments).keys() == {"city", "unit"}
+    plain = fleet.chat("What is the weather in Paris?", draft="none", **asked).choices[0]
+    assert call.function.arguments == plain.message.tool_calls[0].function.arguments
+
+
+def test_the_model_may_leave_tools_alone(fleet: Fleet) -> None:
+    asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "auto", "max_tokens": 24}
+    drafted = fleet.chat(CHATS["code"], draft="code", **asked).choices[0].message
+    assert drafted == fleet.chat(CHATS["code"], draft="none", **asked).choices[0].message
+
+
 def test_completions_with_text_and_token_ids(fleet: Fleet) -> None:
     def complete(prompt: Any, draft: str) -> Any:
         return fleet.client.completions.create(
