@@ -22,7 +22,9 @@ class _Group(BaseModel):
 class Load(_Group):
     """What the fleet has to do."""
 
-    concurrency: int = Field(default=32, ge=1, le=100_000, description="Requests in flight at a time, in all.")
+    concurrency: int = Field(
+        default=32, ge=1, le=100_000, description="Requests in flight at a time, in all."
+    )
     prompt_tokens: int = Field(default=1000, ge=1, le=10_000_000, description="Tokens of a prompt.")
     answer_tokens: int = Field(default=500, ge=1, le=10_000_000, description="Tokens of an answer.")
     cached_share: float = Field(
@@ -49,7 +51,9 @@ class Hardware(_Group):
         default=0.75, gt=0, le=1, description="Reading and unpacking int4 matrices, relative to bf16 ones."
     )
     layer_us: float = Field(
-        default=30, ge=0, description="Least time of a layer in CUDA graphs besides the reading, microseconds."
+        default=30,
+        ge=0,
+        description="Least time of a layer in CUDA graphs besides the reading, microseconds.",
     )
     all_reduce_us: float = Field(
         default=10, ge=0, description="Latency of one all-reduce between GPUs of a node; two for each layer."
@@ -91,7 +95,8 @@ class Speculation(_Group):
         default_factory=dict, description="The same for single drafts, by name."
     )
     share_of: dict[str, Share] = Field(
-        default_factory=dict, description="Share of the requests that a draft serves; the rest share the rest."
+        default_factory=dict,
+        description="Share of the requests that a draft serves; the rest share the rest.",
     )
     max_draft_tokens: int = Field(default=5, ge=1, le=16, description="Longest proposal that is considered.")
     link_ms: float = Field(default=0.5, ge=0, description="Round trip between verifier and drafter.")
@@ -156,7 +161,10 @@ def load_assumptions(path: Path) -> Assumptions:
 
 def as_yaml(assumptions: Assumptions) -> str:
     """The assumptions as a file that `load_assumptions` reads, every key with its description."""
-    lines = ["# Assumptions of `specfleet plan`. Edit what you know better, delete what you do not change,", ""]
+    lines = [
+        "# Assumptions of `specfleet plan`. Edit what you know better, delete what you do not change,",
+        "",
+    ]
     lines[0:1] = [lines[0], "# and give the file back: specfleet plan ... --assumptions FILE"]
     return "\n".join([*lines, *_lines(assumptions, 0)]) + "\n"
 

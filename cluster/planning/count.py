@@ -128,7 +128,7 @@ def _build(config: PretrainedConfig, name: str) -> nn.Module:
     for kind in (AutoModelForCausalLM, AutoModelForImageTextToText):
         try:
             with torch.device("meta"):
-                return kind.from_config(config)  # type: ignore[no-any-return]
+                return kind.from_config(config)
         except Exception as error:  # a model's own constructor: anything may go wrong in it
             problem = problem or error
     raise PlanError(f"{name}: cannot be built as a language model: {_first_line(problem)}")

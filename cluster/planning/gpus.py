@@ -15,7 +15,13 @@ from cluster.planning.precision import Arithmetic
 
 #: The entry that stands for one core of a CPU.
 CPU_CORE = "CPU-CORE"
-_FORMS_OF_NAMES = {"a100": "A100-80", "h100-sxm": "H100", "h200-sxm": "H200", "4090": "RTX-4090", "cpu": CPU_CORE}
+_FORMS_OF_NAMES = {
+    "a100": "A100-80",
+    "h100-sxm": "H100",
+    "h200-sxm": "H200",
+    "4090": "RTX-4090",
+    "cpu": CPU_CORE,
+}
 
 
 class Gpu(BaseModel):
@@ -53,7 +59,9 @@ class Gpu(BaseModel):
             + ("fp32_tflops", "price_per_hour")
             if (value := getattr(self, key)) is not None
         }
-        return self.model_copy(update={**scale, "name": f"{count:g} x {self.name}" if count != 1 else self.name})
+        return self.model_copy(
+            update={**scale, "name": f"{count:g} x {self.name}" if count != 1 else self.name}
+        )
 
 
 class GpuChange(BaseModel):

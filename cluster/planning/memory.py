@@ -37,7 +37,13 @@ class MemoryFit:
 
 
 def verifier_fit(
-    engine: Engine, memory: Memory, length: int, *, logits: int, taken_gib: float = 0.0, kv_gib: float | None = None
+    engine: Engine,
+    memory: Memory,
+    length: int,
+    *,
+    logits: int,
+    taken_gib: float = 0.0,
+    kv_gib: float | None = None,
 ) -> MemoryFit:
     """What a verifier holds.
 
@@ -66,7 +72,12 @@ def verifier_fit(
 
 
 def drafter_gib(
-    shape: ModelShape, precision: Precision, kv_number_bytes: float, sessions: float, length: int, runtime_gib: float
+    shape: ModelShape,
+    precision: Precision,
+    kv_number_bytes: float,
+    sessions: float,
+    length: int,
+    runtime_gib: float,
 ) -> tuple[float, float]:
     """Memory of one drafter, GiB: (all of it, the KV of `sessions` requests of `length` tokens)."""
     kv = sessions * shape.kv_bytes(length, kv_number_bytes) / GIB

@@ -114,4 +114,6 @@ def _of_bits(bits: int, group: object, scale_bits: int = 16) -> Precision:
     if bits != 4:
         raise PlanError(f"weights of {bits} bits are not modelled", "use int4 or int8 as the nearest")
     size = group if isinstance(group, int) and group > 0 else 128
-    return replace(PRECISIONS["int4"], group=size, scale_bits=scale_bits, zero_bits=4 if scale_bits == 16 else 0)
+    return replace(
+        PRECISIONS["int4"], group=size, scale_bits=scale_bits, zero_bits=4 if scale_bits == 16 else 0
+    )

@@ -95,8 +95,9 @@ class Engine:
         return self.gpu.flops(self.precision.arithmetic) * hardware.compute_efficiency
 
     def _attention_rate(self, hardware: Hardware) -> float:
-        kind = "fp32" if self.precision.name == "fp32" else "bf16"
-        return self.gpu.flops(kind) * hardware.compute_efficiency
+        return (
+            self.gpu.flops("fp32" if self.precision.name == "fp32" else "bf16") * hardware.compute_efficiency
+        )
 
     def _unpacking(self, hardware: Hardware) -> float:
         match self.precision.name:

@@ -103,7 +103,9 @@ def _from_hub(hub_id: str, named: str) -> tuple[Mapping[str, Any], str]:
     if entry is not None:
         return entry["config"], "the list of known models"
     try:
-        file = huggingface_hub.hf_hub_download(name, "config.json", revision=revision or None, etag_timeout=10)
+        file = huggingface_hub.hf_hub_download(
+            name, "config.json", revision=revision or None, etag_timeout=10
+        )
         return _read_json(Path(file)), "the hub"
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         cause = next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
@@ -128,9 +130,7 @@ def _shape(config: Mapping[str, Any], name: str) -> ModelShape:
     head = shape.hidden * len(ids)
     extra = head if shape.tables == 0 else head - shape.head  # tied: the embedding stays, the head is a copy
     tables = shape.head if shape.tables == 0 else shape.tables
-    return replace(
-        shape, head=head, tables=tables, parameters=shape.parameters + extra, vocabulary=len(ids)
-    )
+    return replace(shape, head=head, tables=tables, parameters=shape.parameters + extra, vocabulary=len(ids))
 
 
 def _gguf(path: Path | None, source: str) -> Mapping[str, Any]:

@@ -1,0 +1,115 @@
+"""What proposals are worth and what asking for them costs.
+
+Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, arXiv 2211.17192, gives
+the tokens of a step; the costs are those of this fleet: drafters in processes of their own, asked after every
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.planning.assumptions import Hardware, Speculation
+from cluster.planning.errors import PlanError
+from cluster.planning.roofline import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOn:
+    """A draft and where its drafters run.
+
+    Attributes:
+        name: the draft.
+        engine: its model on its processor.
+        acceptance: chance that a proposed token is accepted, given that those before it were.
+        share: share of the requests that it serves; the shares of all drafts add up to 1.
+        device: names the processor; drafts with the same one take turns on it.
+        replicas: its drafters; each serves its part of the requests of every verifier.
+        own: every verifier has such drafters to itself.
+    """
+
+    name: str
+    engine: Engine
+    acceptance: float
+    share: float
+    device: str
+    replicas: int = 1
+    own: bool = False
+
+
+def expected_tokens(acceptance: float, length: int) -> float:
+    """Tokens of a step with `length` proposed ones: (1 - a^(k+1)) / (1 - a), equation 1 of the paper."""
+    if acceptance >= 1.0:
+        return length + 1.0
+    return float((1.0 - acceptance ** (length + 1)) / (1.0 - acceptance))
+
+
+def acceptance_from(mean_length: float, length: int) -> float:
+    """The acceptance behind a measured mean acceptance length at `length` proposed tokens: the inverse.
+
+    Raises:
+        PlanError: a mean length that `length` proposed tokens cannot have.
+    """
+    if not 1.0 <= mean_length <= length + 1.0:
+        raise PlanError(
+            f"a mean acceptance length of {mean_length:g} at k = {length} is not possible",
+            f"it lies between 1 and {length + 1}",
+        )
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, length) < mean_length else (low, middle)
+    return (low + high) / 2
+
+
+def draft_seconds(
+    draft: DraftOn, rows: float, length: int, context: float, hardware: Hardware, speculation: Speculation
+) -> float:
+    """Seconds that one drafter computes for a question about `rows` requests, `length` tokens each.
+
+    The first pass also takes in the tokens that the last step accepted; the rest are one token a row.
+    """
+    if length == 0:
+        return 0.0
+    taken = expected_tokens(draft.acceptance, length)
+    first = draft.engine.decode_seconds(rows, taken, context, hardware)
+    later = draft.engine.decode_seconds(rows, 1.0, context, hardware)
+    return first + (length - 1) * later + speculation.turn_ms * 1e-3
+
+
+def busy_seconds(
+    drafts: Sequence[DraftOn],
+    rows: float,
+    lengths: Mapping[str, int],
+    context: float,
+    hardware: Hardware,
+    speculation: Speculation,
+) -> float:
+    """Seconds until the last drafter has answered one verifier, the link apart.
+
+    All are asked at once. Those on one processor take turns, so that their times add up; the slowest
+    processor counts. Where there are fewer requests than drafts, only some drafts are asked at all.
+    """
+    devices: dict[str, float] = {}
+    alone = 0.0
+    for draft in drafts:
+        each = rows * draft.share / draft.replicas
+        chance = min(each, 1.0)
+        seconds = draft_seconds(draft, max(each, 1.0), lengths[draft.name], context, hardware, speculation)
+        devices[draft.device] = devices.get(draft.device, 0.0) + chance * seconds
+        alone += draft.share * seconds
+    # The second term: at a single request exactly one draft is asked, wherever it runs.
+    return max(max(devices.values(), default=0.0), alone * min(1.0, 1.0 / rows))
+
+
+def wait_with_others(busy_s: float, cycle_s: float, verifiers: float) -> tuple[float, float]:
+    """Several verifiers share the drafters: (mean extra wait, shortest cycle that the drafters can serve).
+
+    A question finds each other verifier's being computed for the share ``busy / cycle`` of the time, with
+    half of it left. With more verifiers than cycles hold, the drafters set the pace.
+    """
+    if verifiers <= 1.0:
+        return 0.0, 0.0
+    least = verifiers * busy_s
+    return (verifiers - 1.0) * busy_s * busy_s / (2.0 * max(cycle_s, least, 1e-9)), least
