@@ -16,8 +16,6 @@ LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 LEAST_GAIN = 0.02
 #: Acceptance above this is not seen between two different models.
 HIGHEST_ACCEPTANCE = 0.95
-#: Most verifiers that the search for a target speed tries.
-_MOST_VERIFIERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +31,6 @@ class LoadRow:
     concurrency: int
     rates: dict[str, float | None]
     winner: str
-
-
-@dataclass(frozen=True, slots=True)
-class Spared:
-    """GPUs that a load needs at a speed, with drafts and without.
-
-    Attributes:
-        speed: tokens per second that every request should get.
-        plain_gpus: GPUs without drafts; None when no number of verifiers reaches the speed.
-        plain_price: their price per hour.
-        verifiers: verifiers with drafts; None when drafts do not reach the speed either.
-        draft_gpus: GPUs for their drafters.
-        gpus: all GPUs with drafts.
-        price: their price per hour.
-    """
-
-    speed: float
-    plain_gpus: int | None
-    plain_price: float | None
-    verifiers: int | None
-    draft_gpus: int | None
-    gpus: int | None
-    price: float | None
 
 
 def best_addition(options: Sequence[Option], assumptions: Assumptions, concurrency: float) -> Option | None:
@@ -80,23 +55,24 @@ def cheapest(options: Sequence[Option]) -> Option | None:
     """The option whose tokens cost least under the load; one that is not clearly cheaper is not taken."""
     best: Option | None = None
     for option in options:
-        if option.outcome is None:
-            continue
-        if best is None or best.outcome is None or option.outcome.price_per_million < best.outcome.price_per_million * (1 - LEAST_GAIN):
+        price = _price(option)
+        if option.configurable and (best is None or price < _price(best) * (1 - LEAST_GAIN)):
             best = option
     return best
 
 
 def by_load(options: Sequence[Option], assumptions: Assumptions) -> list[LoadRow]:
-    """The comparison over `LOADS` and the load itself."""
-    rows = []
+    """The comparison over `LOADS` and the load itself, up to where nothing changes any more."""
+    rows: list[LoadRow] = []
     for concurrency in sorted({*LOADS, assumptions.load.concurrency}):
         rates: dict[str, float | None] = {}
         for option in options:
             outcome = evaluate(option.fleet, assumptions, concurrency) if option.fleet else None
             rates[option.name] = outcome.rate if outcome else None
         winner = best_addition(options, assumptions, concurrency)
-        rows.append(LoadRow(concurrency, rates, winner.name if winner else ""))
+        full = rows and all(rates[name] == rate for name, rate in rows[-1].rates.items())
+        if not full or concurrency == assumptions.load.concurrency:
+            rows.append(LoadRow(concurrency, rates, winner.name if winner else ""))
     return rows
 
 
@@ -109,7 +85,7 @@ def least_acceptance(
         draft: the option with drafts.
         options: all options, the base first.
         assumptions: the load, and all else.
-        against: ``base``: drafts have to gain anything at all; ``verifier``: more than a GPU for the verifier.
+        against: ``base``: drafts have to gain anything at all; ``verifier``: more than a GPU for that would.
     """
     base = options[0]
     if draft.fleet is None or base.fleet is None or base.outcome is None:
@@ -129,46 +105,6 @@ def least_acceptance(
     return _first(wins, HIGHEST_ACCEPTANCE)
 
 
-def spared(
-    base: Fleet,
-    with_drafts: Callable[[int, int], Fleet],
-    speed: float,
-    assumptions: Assumptions,
-) -> Spared:
-    """GPUs that the load needs so that every request gets `speed` tokens per second.
-
-    Args:
-        base: the verifier alone.
-        with_drafts: (verifiers, GPUs for drafters) -> that fleet.
-        speed: tokens per second of each request.
-        assumptions: the load, and all else.
-    """
-    plain = next(
-        (n for n in range(1, _MOST_VERIFIERS + 1) if _reaches(_plain(base, n), speed, assumptions)), None
-    )
-    size = base.verifier.parallel
-    price = base.verifier.gpu.price_per_hour
-    best: tuple[float, int, int, Fleet] | None = None
-    for verifiers in range(1, (plain or _MOST_VERIFIERS) + 1):
-        for draft_gpus in range(1, max(2, math.ceil(verifiers / 2)) + 1):
-            fleet = with_drafts(verifiers, draft_gpus)
-            if _reaches(fleet, speed, assumptions):
-                if best is None or fleet.price_per_hour < best[0]:
-                    best = (fleet.price_per_hour, verifiers, draft_gpus, fleet)
-                break  # more GPUs for drafts would only cost more
-        if best is not None and verifiers * size * price > best[0]:
-            break
-    return Spared(
-        speed=speed,
-        plain_gpus=plain * size if plain else None,
-        plain_price=plain * size * price if plain else None,
-        verifiers=best[1] if best else None,
-        draft_gpus=best[2] if best else None,
-        gpus=round(best[3].gpus) if best else None,
-        price=best[0] if best else None,
-    )
-
-
 def recommend(
     options: Sequence[Option], drafts: Sequence[DraftModel], assumptions: Assumptions, rows: Sequence[LoadRow]
 ) -> list[str]:
@@ -181,27 +117,28 @@ def recommend(
     said = []
     if base.outcome.waiting > 0.5:
         said.append(
-            f"Of {assumptions.load.concurrency} requests only {base.outcome.running:.0f} run at a time: memory or "
-            "max_num_seqs is the limit, and what adds room gains most."
+            f"Of {assumptions.load.concurrency} requests only {base.outcome.running:.0f} run at a time: "
+            "memory or max_num_seqs is the limit, and what adds room gains most."
         )
     if not drafts:
         return [*said, "No draft was given (--draft): only the verifier was planned for."]
+    unit = "core" if base.fleet.verifier.gpu.cpu else "GPU"
     least = cheapest(options)
     if least is not None and least.outcome is not None:
         k = _proposed(least)
         said.append(
-            f"Cheapest per token at {assumptions.load.concurrency} requests in flight: {least.name}{k}, "
+            f"Cheapest per token with {assumptions.load.concurrency} in flight: {least.name}{k}, "
             f"{least.outcome.price_per_million:.2f} per million"
             + (f" (verifier alone: {base.outcome.price_per_million:.2f})." if least is not base else ".")
         )
     possible = [option for option in options if option.kind == "drafts" and option.outcome is not None]
     best = best_addition(options, assumptions, assumptions.load.concurrency)
     if best is None or best.outcome is None or best.fleet is None:
-        said.append(f"More GPUs gain nothing at this load: {_nothing_pays(possible)}.")
+        said.append(f"More {unit}s gain nothing at this load: {_nothing_pays(possible)}.")
     else:
         more = best.fleet.gpus - base.fleet.gpus
         said.append(
-            f"More GPUs are best spent on: {best.name}{_proposed(best)}, "
+            f"More {unit}s are best spent on: {best.name}{_proposed(best)}, "
             f"{best.outcome.rate / base.outcome.rate - 1:+.0%} tokens/s for {more:g} more, "
             f"{best.outcome.price_per_million:.2f} per million."
         )
@@ -213,36 +150,32 @@ def _thresholds(
     possible: Sequence[Option], options: Sequence[Option], assumptions: Assumptions, rows: Sequence[LoadRow]
 ) -> list[str]:
     said = []
+    unit = "core" if options[0].fleet and options[0].fleet.verifier.gpu.cpu else "GPU"
     names = {option.name for option in possible}
     won = [row.concurrency for row in rows if row.winner in names]
     if won and len(won) < len(rows):
-        said.append(
-            f"The next GPU is better spent on drafts at {_ranges(won, rows)} requests in flight, else on the "
-            "verifier or not at all."
-        )
+        where = f"at {_ranges(won, rows)} requests in flight, else on the verifier or not at all"
     elif won:
-        said.append(
-            "The next GPU is better spent on drafts at every load from "
-            f"{rows[0].concurrency} to {rows[-1].concurrency} requests in flight."
-        )
+        where = f"at every load from {rows[0].concurrency} to {rows[-1].concurrency} requests in flight"
     else:
-        said.append("At no load from 1 to 1024 requests in flight is the next GPU better spent on drafts.")
-    own = next((option for option in possible if "one more" in option.name), None)
+        where = f"at no load up to {rows[-1].concurrency} requests in flight"
+    said.append(f"The next {unit} is better spent on drafts {where}.")
+    own = next((option for option in possible if option.key == "whole"), None)
     if own is not None:
-        load = assumptions.load.concurrency
-        any_gain = least_acceptance(own, options, assumptions, against="base")
+        load = f"At {assumptions.load.concurrency} in flight"
+        gains = least_acceptance(own, options, assumptions, against="base")
         beats = least_acceptance(own, options, assumptions, against="verifier")
-        if any_gain is None:
-            said.append(f"At {load} requests no acceptance makes a GPU for drafts worth while.")
+        if gains is None:
+            said.append(f"{load} no acceptance makes a {unit} for drafts worth while.")
         elif beats is None:
             said.append(
-                f"At {load} requests a GPU for drafts gains from an acceptance of {any_gain:.2f}, but a GPU for "
-                "the verifier gains more for its price at any."
+                f"{load} a {unit} for drafts gains from an acceptance of {gains:.2f}, but one for the verifier "
+                "gains more for its price at any."
             )
         else:
             said.append(
-                f"At {load} requests a GPU for drafts gains from an acceptance of {any_gain:.2f}, and more for "
-                f"its price than one for the verifier from {beats:.2f}."
+                f"{load} a {unit} for drafts gains from an acceptance of {gains:.2f}, and more for its price "
+                f"than one for the verifier from {beats:.2f}."
             )
     return said
 
@@ -253,6 +186,10 @@ def _nothing_pays(possible: Sequence[Option]) -> str:
     if not any(option.outcome and option.outcome.speculates for option in possible):
         return "at this acceptance no proposal is worth the wait for it, nor does a larger verifier help"
     return "nothing adds as much as 2 %"
+
+
+def _price(option: Option) -> float:
+    return option.outcome.price_per_million if option.outcome else math.inf
 
 
 def _proposed(option: Option) -> str:
@@ -297,14 +234,3 @@ def _first(wins: Callable[[float], bool], highest: float) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if wins(middle) else (middle, high)
     return high
-
-
-def _reaches(fleet: Fleet, speed: float, assumptions: Assumptions) -> bool:
-    outcome = evaluate(fleet, assumptions)
-    return outcome is not None and outcome.waiting < 0.5 and outcome.request_rate >= speed
-
-
-def _plain(base: Fleet, replicas: int) -> Fleet:
-    gpus = float(replicas * base.verifier.parallel)
-    price = gpus * base.verifier.gpu.price_per_hour
-    return replace(base, replicas=replicas, drafts=(), gpus=gpus, price_per_hour=price)

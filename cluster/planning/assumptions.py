@@ -106,6 +106,10 @@ class Speculation(_Group):
         ge=0,
         description="Least time of a draft's layer. Drafters launch kernels one by one: 4 times `layer_us`.",
     )
+    gap_overlap: Share = Field(
+        default=0.5,
+        description="Share of the time between a draft's kernels that other drafters on its GPU can use.",
+    )
     verifier_ms: float = Field(
         default=1.5,
         ge=0,

@@ -1,4 +1,4 @@
-"""Counts a model by building it without its weights: exact, for every architecture that transformers knows."""
+"""Counts a model by building it without its weights: exact, for all that transformers knows."""
 
 from __future__ import annotations
 

@@ -87,8 +87,9 @@ def fit_of(fleet: Fleet, assumptions: Assumptions) -> MemoryFit:
 def evaluate(fleet: Fleet, assumptions: Assumptions, concurrency: float | None = None) -> Outcome | None:
     """What the fleet does with `concurrency` requests in flight (the load's, unless given).
 
-    A verifier's time goes to steps and to prompts: with R requests running, each of O answer tokens that come E
-    per step of T seconds, and P seconds for each prompt, it writes ``R O / (O T / E + R P)`` tokens a second.
+    A verifier's time goes to steps and to prompts: with R requests running, each of O answer tokens that come
+    E per step of T seconds, and P seconds for each prompt, it writes ``R O / (O T / E + R P)`` tokens a
+    second.
 
     Returns:
         None when not even one request of the load's length fits.
@@ -151,7 +152,9 @@ def _outcome(
     if any(lengths.values()):
         busy = busy_seconds(fleet.drafts, rows, lengths, context, hardware, speculation)
         wait = busy + speculation.link_ms * 1e-3
-        extra, least = wait_with_others(busy, step + wait, 1.0 if fleet.drafts[0].own else active)
+        first = fleet.drafts[0]
+        askers = (1.0 if first.own else active) * first.sharers
+        extra, least = wait_with_others(busy, step + wait, askers)
         wait = max(wait + extra, least - step)
     cycle = step + wait
     prefill = fleet.verifier.prefill_seconds(

@@ -1,4 +1,4 @@
-"""A scenario from a fleet's YAML file: what it says about models, GPUs and nodes, and nothing that is not in it."""
+"""A scenario from a fleet's YAML file: its models, GPUs and nodes, and what its settings allow them."""
 
 from __future__ import annotations
 
@@ -215,9 +215,9 @@ def _configured(
             )
             if needs > kv * 1.01:
                 notes.append(
-                    f"draft {name} needs {needs:.1f} GiB of KV for its share of the load and may use {kv:.1f}: "
-                    f"set drafts.{name}.kv_memory_mib to {needs / draft.replicas * 1024:.0f}, or some requests "
-                    "go without proposals"
+                    f"draft {name} needs {needs:.1f} GiB of KV for its share of the load and may use "
+                    f"{kv:.1f}: set drafts.{name}.kv_memory_mib to {needs / draft.replicas * 1024:.0f}, or "
+                    "some requests go without proposals"
                 )
         else:
             many = len(draft.cpu_cores or ()) or max(1, round(draft.num_cpus))

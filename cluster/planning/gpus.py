@@ -15,6 +15,15 @@ from cluster.planning.precision import Arithmetic
 
 #: The entry that stands for one core of a CPU.
 CPU_CORE = "CPU-CORE"
+_SCALED = (
+    "memory_gib",
+    "bandwidth_gbs",
+    "bf16_tflops",
+    "fp8_tflops",
+    "int8_tflops",
+    "fp32_tflops",
+    "price_per_hour",
+)
 _FORMS_OF_NAMES = {
     "a100": "A100-80",
     "h100-sxm": "H100",
@@ -53,12 +62,7 @@ class Gpu(BaseModel):
 
     def times(self, count: float) -> Gpu:
         """`count` of them as if they were one: for the cores of a CPU."""
-        scale = {
-            key: value * count
-            for key in ("memory_gib", "bandwidth_gbs", "bf16_tflops", "fp8_tflops", "int8_tflops")
-            + ("fp32_tflops", "price_per_hour")
-            if (value := getattr(self, key)) is not None
-        }
+        scale = {key: value * count for key in _SCALED if (value := getattr(self, key)) is not None}
         return self.model_copy(
             update={**scale, "name": f"{count:g} x {self.name}" if count != 1 else self.name}
         )

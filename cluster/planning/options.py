@@ -15,6 +15,9 @@ from cluster.planning.roofline import Engine
 from cluster.planning.shape import ModelShape
 from cluster.planning.speculation import DraftOn
 
+#: A part of a GPU is enough for the drafts when it keeps this share of a whole one's tokens per second.
+_KEPT = 0.97
+
 Kind = Literal["base", "drafts", "verifier"]
 
 
@@ -64,6 +67,7 @@ class Option:
     Attributes:
         name: for people.
         kind: whether its GPUs beyond the base go to drafts or to the verifier.
+        key: names it in code.
         fleet: what it is; None when it is not possible.
         outcome: what it does under the load.
         why_not: why it is not possible.
@@ -71,9 +75,15 @@ class Option:
 
     name: str
     kind: Kind
+    key: str
     fleet: Fleet | None
     outcome: Outcome | None
     why_not: str = ""
+
+    @property
+    def configurable(self) -> bool:
+        """Whether it is possible, and a fleet's configuration can say it today."""
+        return self.outcome is not None and self.key != "beside"
 
 
 def all_options(
@@ -89,30 +99,59 @@ def all_options(
         assumptions: the load, and all else.
     """
     base = without_drafts(base)
-    options = [_option("verifier alone", "base", base, assumptions)]
+    options = [_option("verifier alone", "base", "base", base, assumptions)]
     if drafts:
-        options.append(_beside(base, drafts, assumptions))
+        if not base.verifier.gpu.cpu:
+            options.append(_beside(base, drafts, assumptions))
         options.append(on_one_gpu(base, drafts, draft_gpu, assumptions))
+        shared = None if draft_gpu.cpu else on_a_fraction(base, drafts, draft_gpu, assumptions)
+        options += [shared] if shared is not None else []
         if len(drafts) > 1:
             options.append(_on_a_gpu_each(base, drafts, draft_gpu, assumptions))
     options.append(one_more_verifier(base, assumptions))
-    options.append(_wider(base, node_gpus, assumptions))
+    if not base.verifier.gpu.cpu:
+        options.append(_wider(base, node_gpus, assumptions))
     return options
 
 
 def on_one_gpu(base: Fleet, drafts: Sequence[DraftModel], gpu: Gpu, assumptions: Assumptions) -> Option:
     """All drafts together on one more GPU, each with a fraction of it."""
-    name = f"drafts on one more {gpu.name}" if len(drafts) > 1 else f"draft on one more {gpu.name}"
+    name = f"{_them(drafts)} on one more {gpu.name}"
     needed = sum(draft.gib(assumptions) for draft in drafts)
     if needed > gpu.memory_gib:
-        return Option(name, "drafts", None, None, f"they need {needed:.1f} GiB of {gpu.memory_gib:.1f}")
+        return Option(
+            name, "drafts", "whole", None, None, f"they need {needed:.1f} GiB of {gpu.memory_gib:.1f}"
+        )
     placed = tuple(draft.on(gpu, "drafts", assumptions) for draft in drafts)
-    return _option(name, "drafts", _with(base, placed, 1, gpu), assumptions)
+    return _option(name, "drafts", "whole", _with(base, placed, 1, gpu), assumptions)
+
+
+def on_a_fraction(
+    base: Fleet, drafts: Sequence[DraftModel], gpu: Gpu, assumptions: Assumptions
+) -> Option | None:
+    """The drafts on a part of a GPU whose rest serves other fleets as busy as this one.
+
+    Returns:
+        The smallest part that keeps most of what a whole one gives; None when not even a half holds them.
+    """
+    gib = sum(draft.gib(assumptions) for draft in drafts)
+    whole = on_one_gpu(base, drafts, gpu, assumptions).outcome
+    best: Option | None = None
+    for parts in (2, 4, 8):
+        if whole is None or gib * parts > gpu.memory_gib:
+            break
+        placed = tuple(replace(draft.on(gpu, "drafts", assumptions), sharers=parts) for draft in drafts)
+        name = f"{_them(drafts)} on 1/{parts} of one more {gpu.name}"
+        found = _option(name, "drafts", "fraction", _with(base, placed, 1 / parts, gpu), assumptions)
+        kept = found.outcome is not None and found.outcome.rate >= _KEPT * whole.rate
+        if best is None or kept:
+            best = found
+    return best
 
 
 def one_more_verifier(base: Fleet, assumptions: Assumptions) -> Option:
     """Another replica of the verifier."""
-    return _option("one more verifier", "verifier", _of_size(base, base.replicas + 1), assumptions)
+    return _option("one more verifier", "verifier", "replica", _of_size(base, base.replicas + 1), assumptions)
 
 
 def _on_a_gpu_each(base: Fleet, drafts: Sequence[DraftModel], gpu: Gpu, assumptions: Assumptions) -> Option:
@@ -120,21 +159,21 @@ def _on_a_gpu_each(base: Fleet, drafts: Sequence[DraftModel], gpu: Gpu, assumpti
     large = next((draft for draft in drafts if draft.gib(assumptions) > gpu.memory_gib), None)
     if large is not None:
         what = f"draft {large.name} needs {large.gib(assumptions):.1f} GiB of {gpu.memory_gib:.1f}"
-        return Option(name, "drafts", None, None, what)
+        return Option(name, "drafts", "each", None, None, what)
     placed = tuple(draft.on(gpu, draft.name, assumptions) for draft in drafts)
-    return _option(name, "drafts", _with(base, placed, len(drafts), gpu), assumptions)
+    return _option(name, "drafts", "each", _with(base, placed, len(drafts), gpu), assumptions)
 
 
 def _beside(base: Fleet, drafts: Sequence[DraftModel], assumptions: Assumptions) -> Option:
     """Drafts in the memory of a verifier GPU; each verifier has its own, so that none waits for another's."""
-    name = "drafts on the verifier's GPU"
+    name = f"{_them(drafts)} on the verifier's GPU"
     gib = sum(draft.gib(assumptions) for draft in drafts)
     gpu = base.verifier.gpu
     placed = tuple(replace(draft.on(gpu, "verifier", assumptions), own=True) for draft in drafts)
     fleet = replace(base, drafts=placed, taken_gib=gib)
     if fit_of(fleet, assumptions).requests < 1:
-        return Option(name, "drafts", None, None, f"their {gib:.1f} GiB leave no room for KV")
-    return _option(name, "drafts", fleet, assumptions)
+        return Option(name, "drafts", "beside", None, None, f"their {gib:.1f} GiB leave no room for KV")
+    return _option(name, "drafts", "beside", fleet, assumptions)
 
 
 def _wider(base: Fleet, node_gpus: int, assumptions: Assumptions) -> Option:
@@ -142,19 +181,23 @@ def _wider(base: Fleet, node_gpus: int, assumptions: Assumptions) -> Option:
     size = base.verifier.parallel * 2
     name = f"verifier over {size} GPUs"
     if size > node_gpus:
-        return Option(name, "verifier", None, None, f"a node has {node_gpus} GPUs")
+        return Option(name, "verifier", "wider", None, None, f"a node has {node_gpus} GPUs")
     if size not in base.verifier.shape.parallel_sizes(size):
         heads = base.verifier.shape.heads
-        return Option(name, "verifier", None, None, f"its {heads} heads do not divide by {size}")
+        return Option(name, "verifier", "wider", None, None, f"its {heads} heads do not divide by {size}")
     wide = replace(base, verifier=replace(base.verifier, parallel=size))
-    return _option(name, "verifier", _of_size(wide, base.replicas), assumptions)
+    return _option(name, "verifier", "wider", _of_size(wide, base.replicas), assumptions)
+
+
+def _them(drafts: Sequence[DraftModel]) -> str:
+    return "drafts" if len(drafts) > 1 else "draft"
 
 
 def _of_size(base: Fleet, replicas: int) -> Fleet:
     return without_drafts(replace(base, replicas=replicas))
 
 
-def _with(base: Fleet, drafts: tuple[DraftOn, ...], gpus: int, gpu: Gpu) -> Fleet:
+def _with(base: Fleet, drafts: tuple[DraftOn, ...], gpus: float, gpu: Gpu) -> Fleet:
     return replace(
         base,
         drafts=drafts,
@@ -163,7 +206,7 @@ def _with(base: Fleet, drafts: tuple[DraftOn, ...], gpus: int, gpu: Gpu) -> Flee
     )
 
 
-def _option(name: str, kind: Kind, fleet: Fleet, assumptions: Assumptions) -> Option:
+def _option(name: str, kind: Kind, key: str, fleet: Fleet, assumptions: Assumptions) -> Option:
     outcome = evaluate(fleet, assumptions)
     why_not = "" if outcome is not None else "not one request of this length fits"
-    return Option(name, kind, fleet if outcome else None, outcome, why_not)
+    return Option(name, kind, key, fleet if outcome else None, outcome, why_not)

@@ -1,7 +1,8 @@
-"""Puts verifiers and drafters on the nodes' GPUs, whole and fractional ones, and says why something does not fit.
+"""Puts verifiers and drafters on the nodes' GPUs, whole and fractional, and says why something does not fit.
 
-Ray counts `num_gpus` and nothing else: fractions share a GPU until they add up to 1, and a replica with whole GPUs
-needs them empty, all on one node. Whether the memory suffices is nobody's concern there, so it is checked here.
+Ray counts `num_gpus` and nothing else: fractions share a GPU until they add up to 1, and a replica with whole
+GPUs needs them empty, all on one node. Whether the memory suffices is nobody's concern there: it is checked
+here.
 """
 
 from __future__ import annotations

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.planning.advice import LoadRow, Spared, by_load, recommend, spared
-from cluster.planning.fleet import Fleet, evaluate, fit_of
+from cluster.planning.advice import LoadRow, by_load, recommend
+from cluster.planning.fleet import evaluate, fit_of
 from cluster.planning.memory import GIB, MemoryFit
 from cluster.planning.options import Option, all_options
 from cluster.planning.placement import Placement, place
 from cluster.planning.scenario import Scenario
-from cluster.planning.tables import DraftRow, SizeRow, by_gpu, by_precision, drafts_by_precision
+from cluster.planning.spared import Spared, spared
+from cluster.planning.tables import (
+    AloneRow,
+    DraftRow,
+    SizeRow,
+    by_gpu,
+    by_precision,
+    drafts_alone,
+    drafts_by_precision,
+)
 
 #: A wait this close to the deadline is often late: times vary from step to step.
 _DEADLINE_ROOM = 2.0
@@ -28,6 +37,7 @@ class Plan:
     loads: tuple[LoadRow, ...]
     precisions: tuple[SizeRow, ...]
     draft_precisions: tuple[DraftRow, ...]
+    drafts_alone: tuple[AloneRow, ...]
     types: tuple[SizeRow, ...]
     placement: Placement
     spared: Spared | None
@@ -46,22 +56,21 @@ def make_plan(scenario: Scenario, min_speed: float | None = None) -> Plan:
     options = all_options(base, drafts, scenario.draft_gpu, scenario.node_gpus, assumptions)
     if scenario.configured is not None:
         outcome = evaluate(scenario.configured, assumptions)
-        options.insert(1, Option("as configured", "drafts", scenario.configured, outcome))
+        options.insert(1, Option("as configured", "drafts", "configured", scenario.configured, outcome))
     loads = by_load(options, assumptions)
     types: list[SizeRow] = []
     if not base.verifier.gpu.cpu:
         types = by_gpu(base, drafts, scenario.types, scenario.node_gpus, assumptions)
     found = None
     if min_speed is not None and drafts:
-        found = spared(
-            base, lambda verifiers, gpus: _with_drafts(scenario, verifiers, gpus), min_speed, assumptions
-        )
+        found = spared(base, drafts, scenario.draft_gpu, scenario.node_gpus, min_speed, assumptions)
     return Plan(
         scenario=scenario,
         fit=fit_of(base, assumptions),
         options=tuple(options),
         loads=tuple(loads),
         precisions=tuple(by_precision(base, drafts, scenario.draft_gpu, scenario.node_gpus, assumptions)),
+        drafts_alone=tuple(drafts_alone(options, drafts, scenario.draft_gpu, assumptions)),
         draft_precisions=tuple(drafts_by_precision(base, drafts, scenario.draft_gpu, assumptions)),
         types=tuple(types),
         placement=place(scenario.units, scenario.nodes),
@@ -71,18 +80,9 @@ def make_plan(scenario: Scenario, min_speed: float | None = None) -> Plan:
     )
 
 
-def _with_drafts(scenario: Scenario, verifiers: int, draft_gpus: int) -> Fleet:
-    """Some verifiers and some GPUs for drafters, each with a drafter of every draft."""
-    base, gpu = scenario.base, scenario.draft_gpu
-    gpus = float(verifiers * base.verifier.parallel)
-    price = gpus * base.verifier.gpu.price_per_hour + draft_gpus * gpu.price_per_hour
-    drafts = tuple(draft.on(gpu, "drafts", scenario.assumptions, draft_gpus) for draft in scenario.drafts)
-    return replace(base, replicas=verifiers, drafts=drafts, gpus=gpus + draft_gpus, price_per_hour=price)
-
-
 def _deadline(scenario: Scenario, options: list[Option]) -> list[str]:
     """Whether the configured fleet's drafters can answer before its verifier stops waiting."""
-    configured = next((option for option in options if option.name == "as configured"), None)
+    configured = next((option for option in options if option.key == "configured"), None)
     if scenario.deadline_ms is None or configured is None or configured.outcome is None:
         return []
     wait = 1000 * configured.outcome.wait_s
@@ -112,6 +112,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "by_load": [asdict(row) for row in plan.loads],
         "verifier_by_precision": [asdict(row) for row in plan.precisions],
         "drafts_by_precision": [asdict(row) for row in plan.draft_precisions],
+        "drafts_alone": [asdict(row) for row in plan.drafts_alone],
         "by_gpu": [asdict(row) for row in plan.types],
         "placement": {
             "gpus": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from rich import box
@@ -10,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.planning.advice import Spared
 from cluster.planning.assumptions import Assumptions
 from cluster.planning.gpus import Gpu
 from cluster.planning.memory import GIB
 from cluster.planning.plan import Plan
+from cluster.planning.spared import Need, Spared
 
 
 def render(plan: Plan) -> RenderableType:
@@ -22,6 +21,8 @@ def render(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [_models(plan), _memory(plan), _sizes(plan, "precision")]
     if plan.draft_precisions:
         parts.append(_drafts(plan))
+    if len(plan.drafts_alone) > 1:
+        parts.append(_alone(plan))
     if plan.types:
         parts.append(_sizes(plan, "GPU"))
     parts += [_placement(plan), _options(plan), _loads(plan)]
@@ -52,8 +53,8 @@ def _models(plan: Plan) -> Table:
             _gib(shape.weight_bytes(precision) / GIB),
             f"{shape.kv_numbers * number / 1024:.1f} KiB",
         )
-    origins = Counter(found.origin for found in scenario.found.values())
-    table.caption = "Configurations from: " + ", ".join(origins)
+    origins = dict.fromkeys(found.origin for found in scenario.found.values())
+    table.caption = "Configurations from: " + ", ".join(origins) + "."
     return table
 
 
@@ -61,9 +62,8 @@ def _memory(plan: Plan) -> Table:
     base, fit = plan.scenario.base, plan.fit
     load = plan.scenario.assumptions.load
     size = base.verifier.parallel
-    title = f"Memory of each of the verifier's {size} GPUs ({base.verifier.gpu.name})"
-    if size == 1:
-        title = f"Memory of the verifier's GPU ({base.verifier.gpu.name})"
+    whose = f"each of the verifier's {size} GPUs" if size > 1 else "the verifier"
+    title = f"Memory of {whose} ({base.verifier.gpu.name})"
     table = _table(
         title, right=("vLLM may take", "weights", "activations", "left for KV", "tokens", "requests")
     )
@@ -82,7 +82,8 @@ def _sizes(plan: Plan, what: str) -> Table:
     rows = plan.precisions if what == "precision" else plan.types
     drafted = bool(plan.scenario.drafts)
     title = "What quantising the verifier buys" if what == "precision" else "One verifier on other GPUs"
-    right = ["weights", "GPUs", "requests", "tokens/s", "per million"]
+    unit = _unit(plan)
+    right = ["weights", f"{unit}s", "requests", "tokens/s", "per million"]
     table = _table(title, what, right=tuple(right + (["with drafts", "per million"] if drafted else [])))
     for row in rows:
         if row.parallel is None:
@@ -113,6 +114,17 @@ def _drafts(plan: Plan) -> Table:
     return table
 
 
+def _alone(plan: Plan) -> Table:
+    right = ("accepted", "k", "tokens/s", "per million", "pays from")
+    table = _table(f"Each draft by itself, on one more {plan.scenario.draft_gpu.name}", "draft", right=right)
+    for row in plan.drafts_alone:
+        least = "never" if row.pays_from is None else f"{row.pays_from:.2f}"
+        k = "-" if row.length is None else str(row.length)
+        table.add_row(row.draft, f"{row.acceptance:.2f}", k, _rate(row.rate), _money(row.price), least)
+    table.caption = "Pays from: the acceptance at which it adds tokens/s at all."
+    return table
+
+
 def _placement(plan: Plan) -> RenderableType:
     scenario, placement = plan.scenario, plan.placement
     parts: list[RenderableType] = []
@@ -136,10 +148,9 @@ def _placement(plan: Plan) -> RenderableType:
 
 def _options(plan: Plan) -> Table:
     load = plan.scenario.assumptions.load
-    right = ("GPUs", "run", "k", "step", "wait", "tokens/s", "each", "per million")
-    cores = plan.scenario.base.verifier.gpu.cpu
+    right = (f"{_unit(plan)}s", "run", "k", "step", "wait", "tokens/s", "each", "per million")
     table = _table(
-        f"Ways to spend {'cores' if cores else 'GPUs'}, {load.concurrency} requests in flight",
+        f"Ways to spend {_unit(plan)}s, {load.concurrency} requests in flight",
         "",
         right=right,
     )
@@ -162,8 +173,14 @@ def _options(plan: Plan) -> Table:
         )
     impossible = [f"{option.name}: {option.why_not}" for option in plan.options if option.outcome is None]
     names = ", ".join(draft.name for draft in plan.scenario.drafts)
-    lines = [f"k: tokens proposed ({names}). Step and wait in ms; the wait is for drafts, part of the step."]
-    table.caption = "\n".join((lines if names else []) + [f"Not possible: {each}." for each in impossible])
+    lines = []
+    if names:
+        lines.append(f"k: tokens proposed ({names}). Step in ms, with the wait for drafts in it.")
+    if any(option.key == "beside" for option in plan.options):
+        lines.append("On the verifier's GPU: no configuration can say that yet, a verifier takes whole GPUs.")
+    if any(option.key == "fraction" for option in plan.options):
+        lines.append("On a fraction of a GPU: its rest serves other fleets that are as busy.")
+    table.caption = "\n".join(lines + [f"Not possible: {each}." for each in impossible])
     return table
 
 
@@ -171,7 +188,7 @@ def _loads(plan: Plan) -> Table:
     possible = [option for option in plan.options if option.outcome is not None]
     letters = {option.name: chr(ord("A") + number) for number, option in enumerate(possible)}
     table = _table("Tokens/s by load", right=("requests", *letters.values()))
-    table.add_column("next GPU to")
+    table.add_column(f"next {_unit(plan)} to")
     for row in plan.loads:
         cells = [_rate(row.rates[name]) for name in letters]
         style = "bold" if row.concurrency == plan.scenario.assumptions.load.concurrency else ""
@@ -181,32 +198,35 @@ def _loads(plan: Plan) -> Table:
 
 
 def _spared(found: Spared, assumptions: Assumptions) -> str:
-    load = assumptions.load.concurrency
-    start = f"So that each of {load} requests gets {found.speed:g} tokens/s: "
-    if found.plain_gpus is None and found.gpus is None:
-        return start + "not reached, with or without drafts, by any number of verifiers of this size."
-    plain = (
-        f"{found.plain_gpus} GPUs without drafts ({found.plain_price:.2f} an hour)"
-        if found.plain_gpus is not None
-        else "not reached without drafts by any number of verifiers of this size"
-    )
-    if found.gpus is None:
-        return f"{start}{plain}; drafts do not reach it for less."
-    with_drafts = (
-        f"{found.gpus} with drafts ({found.price:.2f} an hour; {found.draft_gpus} of them for drafts)"
-    )
-    if found.plain_gpus is None:
-        return f"{start}{plain}; {with_drafts}."
-    saved = found.plain_gpus - found.gpus
-    verdict = f"drafts spare {saved}" if saved > 0 else "drafts spare none"
-    return f"{start}{plain}, {with_drafts}: {verdict}."
+    start = f"So that each of {assumptions.load.concurrency} requests gets {found.speed:g} tokens/s: "
+    if found.plain is None and found.drafted is None:
+        return start + "no number of these GPUs does it, with or without drafts."
+    if found.drafted is None:
+        return f"{start}{_need(found.plain)} without drafts; with them it is not reached."
+    if found.plain is None:
+        return f"{start}not reached without drafts; {_need(found.drafted)} with them."
+    saved = found.plain.price - found.drafted.price
+    fewer = found.plain.gpus - found.drafted.gpus
+    verdict = f"drafts cost {-saved:.2f} more" if saved < 0 else f"drafts spare {saved:.2f} an hour"
+    if saved > 0 and fewer > 0:
+        verdict = f"drafts spare {fewer} GPU{'s' if fewer > 1 else ''}"
+    return f"{start}{_need(found.plain)} without drafts, {_need(found.drafted)} with them: {verdict}."
+
+
+def _need(need: Need | None) -> str:
+    if need is None:
+        return "nothing"
+    own = f" and {need.draft_gpus} for drafts" if need.draft_gpus else ""
+    gpus = f"{need.gpus} GPU{'s' if need.gpus > 1 else ''}"
+    return f"{gpus} ({need.verifiers} x {need.parallel}{own}, {need.price:.2f} an hour)"
 
 
 def _assumptions(plan: Plan) -> Text:
     """What was taken for granted, in a few lines; the file has every figure."""
     given = plan.scenario.assumptions
     load, hardware, memory, speculation = given.load, given.hardware, given.memory, given.speculation
-    gpus = {plan.scenario.base.verifier.gpu.name: plan.scenario.base.verifier.gpu}
+    base = plan.scenario.base
+    gpus = {base.verifier.gpu.name: base.verifier.gpu}
     gpus[plan.scenario.draft_gpu.name] = plan.scenario.draft_gpu
     prices = ", ".join(f"{name} {gpu.price_per_hour:.2f} an hour" for name, gpu in gpus.items())
     acceptance = ", ".join(
@@ -218,18 +238,22 @@ def _assumptions(plan: Plan) -> Text:
         f"answer tokens, {load.cached_share:.0%} of prompts cached.",
         *([f"Acceptance: {acceptance}. Measure it: everything depends on it."] if acceptance else []),
         f"Prices: {prices}, in USD; put in yours.",
-        f"Reached: {hardware.memory_efficiency:.0%} of memory bandwidth, {hardware.compute_efficiency:.0%} of "
-        f"peak operations; {hardware.layer_us:g} us a layer (drafts {speculation.draft_layer_us:g}), "
+        f"Reached: {hardware.memory_efficiency:.0%} of memory bandwidth, {hardware.compute_efficiency:.0%} "
+        f"of peak operations; {hardware.layer_us:g} us a layer (drafts {speculation.draft_layer_us:g}), "
         f"{hardware.all_reduce_us:g} us an all-reduce, {hardware.step_ms:g} ms a step.",
         f"With drafts: {speculation.verifier_ms:g} ms more a step, {speculation.link_ms:g} ms link, "
         f"{speculation.turn_ms:g} ms a drafter's turn, k up to {speculation.max_draft_tokens}.",
-        f"Memory: {memory.gpu_memory_utilization:.0%} of a GPU, {memory.batched_tokens} tokens batched, KV in "
-        f"{memory.kv_precision}.",
+        f"Memory: {memory.gpu_memory_utilization:.0%} of a GPU, {memory.batched_tokens} tokens batched, KV "
+        f"in {base.verifier.kv_number_bytes:g} bytes a number.",
         "Estimates, within about 20 % of published figures where there are any: docs/planning.md. Change "
         "anything: specfleet plan --print-assumptions > mine.yaml, then --assumptions mine.yaml.",
     ]
     text = Text("Assumptions\n", "bold")
     return text.append("\n".join(lines), "not bold")
+
+
+def _unit(plan: Plan) -> str:
+    return "core" if plan.scenario.base.verifier.gpu.cpu else "GPU"
 
 
 def _table(title: str, *left: str, right: tuple[str, ...] = ()) -> Table:

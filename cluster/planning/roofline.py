@@ -1,8 +1,8 @@
 """How long a step takes, from the bytes it reads and the operations it does.
 
-Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. Matrices and attention are taken one after the other,
-each as slow as the slower of its memory traffic and its arithmetic; latencies that do not shrink with the model
-come on top. docs/planning.md holds the figures that the factors were fitted to.
+Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. Matrices and attention are taken one after the
+other, each as slow as the slower of its memory traffic and its arithmetic; latencies that do not shrink with
+the model come on top. docs/planning.md holds the figures that the factors were fitted to.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def _does_not_fit(base: Fleet, asked: Fleet | None, node_gpus: int, assumptions:
     else:
         size = engine.shape.parallel_sizes(node_gpus)[-1]
         fit = fit_of(replace(base, verifier=replace(engine, parallel=size)), assumptions)
-        need, what = fit.weights + fit.activations, f"even over the {size} GPUs that a node lets it use"
+        need, XX
     smaller = [
         name
         for name in ("fp8", "int4")
@@ -283,6 +283,7 @@ def _does_not_fit(base: Fleet, asked: Fleet | None, node_gpus: int, assumptions:
     total = engine.shape.weight_bytes(engine.precision) / GIB
     return PlanError(
         f"{engine.shape.name} in {engine.precision.name} ({total:.1f} GiB of weights) does not fit {what}: "
-        f"each {engine.gpu.name} would need {need:.1f} GiB and room for a request, and may use {fit.usable:.1f}",
+        f"each {engine.gpu.name} would need {need:.1f} GiB and room for a request, and may use "
+        f"{fit.usable:.1f}",
         f"a larger --gpu, more --gpus-per-node, a smaller --verifier-precision, or shorter requests{hint}",
     )

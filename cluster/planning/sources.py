@@ -1,9 +1,8 @@
-"""From what the user names a model by to its configuration: a file, a folder, a package, the hub, or the list here."""
+"""From a model's name to its configuration: a file, a folder, a package, the list here, or the hub."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,8 @@ from deployments.models import ModelSourceError, locate_model, ready_folder
 
 #: A configuration is a few kilobytes; drafts in our own format list token ids and reach some more.
 MAX_BYTES = 8 * 2**20
+#: Longest wait for the hub, in seconds.
+_FETCH_S = 15.0
 #: How many models may stand for one another before it is a circle.
 _MOST_ALIASES = 8
 
@@ -56,8 +57,8 @@ def find_model(
             break
         source = stand_ins[source]
     config, origin = _config(source, named, base)
-    name = named if named == source else f"{named} (as {source})"
-    return FoundModel(_shape(config, _short(name)), origin)
+    like = f" ({source})" if named != source else ""
+    return FoundModel(_shape(config, _short(named)), origin + like)
 
 
 @cache
@@ -92,8 +93,8 @@ def _config(source: str, named: str, base: Path | None) -> tuple[Mapping[str, An
 
 def _from_hub(hub_id: str, named: str) -> tuple[Mapping[str, Any], str]:
     """The configuration of a hub id: from the hub's cache, then the list here, then the network."""
+    import httpx
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
 
     name, _, revision = hub_id.partition("@")
     cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision or None)
@@ -103,19 +104,51 @@ def _from_hub(hub_id: str, named: str) -> tuple[Mapping[str, Any], str]:
     if entry is not None:
         return entry["config"], "the list of known models"
     try:
-        file = huggingface_hub.hf_hub_download(
-            name, "config.json", revision=revision or None, etag_timeout=10
-        )
-        return _read_json(Path(file)), "the hub"
-    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
-        cause = next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
-        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        return _fetch(name, revision or None), "the hub"
+    except (OSError, ValueError, httpx.HTTPError) as error:
         raise PlanError(
-            f"the configuration of {hub_id!r} is not on this machine and cannot be fetched: {cause}{offline}",
-            f"download its config.json and give --model-config {named}=PATH; for a fine-tune of another model, "
-            f"name that one: --model-config {named}=meta-llama/Llama-3.2-1B-Instruct. Known without the "
-            "network: specfleet plan --list-models",
+            f"the configuration of {hub_id!r} is not here and cannot be fetched: {_cause(error)}",
+            f"download its config.json and give --model-config {named}=PATH; for a fine-tune of another "
+            f"model name that one: --model-config {named}=meta-llama/Llama-3.2-1B-Instruct. Known without "
+            "the network: specfleet plan --list-models",
         ) from error
+
+
+def _fetch(name: str, revision: str | None) -> Mapping[str, Any]:
+    """A hub model's configuration, by one request: the hub client's own download retries for half a minute.
+
+    Raises:
+        OSError, ValueError, httpx.HTTPError: no network, no such model, no access, no configuration.
+    """
+    import httpx
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    if constants.HF_HUB_OFFLINE:
+        raise OSError("HF_HUB_OFFLINE is set")
+    url = hf_hub_url(name, "config.json", revision=revision)
+    answer = httpx.get(url, headers=build_hf_headers(), timeout=_FETCH_S, follow_redirects=True)
+    answer.raise_for_status()
+    data = json.loads(answer.text) if len(answer.content) <= MAX_BYTES else None
+    if not isinstance(data, dict):
+        raise ValueError("its config.json holds no configuration")
+    return data
+
+
+def _cause(error: Exception) -> str:
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        match error.response.status_code:
+            case 401 | 403:
+                return "no access: it does not exist, is private, or its terms are to be accepted (hf auth login)"
+            case 404:
+                return "it has no config.json"
+            case status:
+                return f"the hub answered {status}"
+    if isinstance(error, httpx.TransportError):
+        return f"the hub cannot be reached ({str(error).strip() or type(error).__name__})"
+    return str(error).strip() or type(error).__name__
 
 
 def _shape(config: Mapping[str, Any], name: str) -> ModelShape:

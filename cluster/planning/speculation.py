@@ -27,6 +27,7 @@ class DraftOn:
         device: names the processor; drafts with the same one take turns on it.
         replicas: its drafters; each serves its part of the requests of every verifier.
         own: every verifier has such drafters to itself.
+        sharers: fleets that share the processor, each asking as much as this one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class DraftOn:
     device: str
     replicas: int = 1
     own: bool = False
+    sharers: int = 1
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
@@ -88,19 +90,32 @@ def busy_seconds(
 ) -> float:
     """Seconds until the last drafter has answered one verifier, the link apart.
 
-    All are asked at once. Those on one processor take turns, so that their times add up; the slowest
-    processor counts. Where there are fewer requests than drafts, only some drafts are asked at all.
+    All are asked at once. Those on one processor take turns on it, but not in the gaps between a drafter's
+    kernels, which others fill in part; the slowest processor counts. Where there are fewer requests than
+    drafts, only some drafts are asked at all.
     """
-    devices: dict[str, float] = {}
-    alone = 0.0
+    occupied: dict[str, float] = {}
+    slowest = alone = 0.0
     for draft in drafts:
         each = rows * draft.share / draft.replicas
-        chance = min(each, 1.0)
-        seconds = draft_seconds(draft, max(each, 1.0), lengths[draft.name], context, hardware, speculation)
-        devices[draft.device] = devices.get(draft.device, 0.0) + chance * seconds
+        chance, length = min(each, 1.0), lengths[draft.name]
+        seconds = draft_seconds(draft, max(each, 1.0), length, context, hardware, speculation)
+        gaps = _gap_seconds(draft, length, hardware, speculation)
         alone += draft.share * seconds
-    # The second term: at a single request exactly one draft is asked, wherever it runs.
-    return max(max(devices.values(), default=0.0), alone * min(1.0, 1.0 / rows))
+        slowest = max(slowest, chance * seconds)
+        occupied[draft.device] = occupied.get(draft.device, 0.0) + chance * (
+            seconds - speculation.gap_overlap * gaps
+        )
+    # `alone`: at a single request exactly one draft is asked, wherever it runs.
+    return max(slowest, max(occupied.values(), default=0.0), alone * min(1.0, 1.0 / rows))
+
+
+def _gap_seconds(draft: DraftOn, length: int, hardware: Hardware, speculation: Speculation) -> float:
+    """Seconds of a proposal in which its processor idles: kernels launched one by one, work on the host."""
+    if length == 0:
+        return 0.0
+    idle_us = 0.0 if draft.engine.gpu.cpu else max(0.0, draft.engine.layer_us - hardware.layer_us)
+    return length * draft.engine.shape.layers * idle_us * 1e-6 + speculation.turn_ms * 1e-3
 
 
 def wait_with_others(busy_s: float, cycle_s: float, verifiers: float) -> tuple[float, float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cluster.planning.advice import least_acceptance
 from cluster.planning.assumptions import Assumptions
 from cluster.planning.fleet import Fleet, evaluate, fit_of
 from cluster.planning.gpus import Gpu
 from cluster.planning.memory import GIB
-from cluster.planning.options import DraftModel, on_one_gpu
+from cluster.planning.options import DraftModel, Option, on_one_gpu
 from cluster.planning.precision import PRECISIONS, Precision
 from cluster.planning.roofline import Engine
 from cluster.planning.speculation import draft_seconds
@@ -43,11 +44,32 @@ class SizeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AloneRow:
+    """One draft that serves all requests, on one more GPU.
+
+    Attributes:
+        draft: its name.
+        acceptance: what was assumed for it.
+        length: the best number of proposed tokens.
+        rate: tokens per second of the fleet; None when it does not fit.
+        price: per million tokens.
+        pays_from: the acceptance from which it gains anything; None: never.
+    """
+
+    draft: str
+    acceptance: float
+    length: int | None
+    rate: float | None
+    price: float | None
+    pays_from: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRow:
     """A draft in one precision.
 
     Attributes:
-        draft: its name.
+        draft: its name, or those of drafts that are alike.
         precision: the precision.
         weights_gib: its weights.
         gib: all memory of a drafter that serves its share of the load.
@@ -81,7 +103,11 @@ def by_precision(
 ) -> list[SizeRow]:
     """The verifier in its own precision and in every smaller one, each on as few GPUs as it needs."""
     own = base.verifier.precision
-    smaller = [each for each in PRECISIONS.values() if each.bits < own.bits and each.name != own.name]
+    smaller = [
+        each
+        for each in PRECISIONS.values()
+        if each.bits < own.bits and _worth_showing(each, base.verifier.gpu)
+    ]
     return [
         _row(each.name, _in(base, each), drafts, draft_gpu, node_gpus, assumptions)
         for each in (own, *smaller)
@@ -109,11 +135,17 @@ def drafts_by_precision(
 ) -> list[DraftRow]:
     """Every draft in its own precision and in every smaller one."""
     load, rows = assumptions.load, []
+    alike: dict[object, list[DraftModel]] = {}
     for draft in drafts:
-        smaller = [each for each in PRECISIONS.values() if each.bits < draft.precision.bits]
+        key = (replace(draft.shape, name=""), draft.precision, round(draft.share, 6))
+        alike.setdefault(key, []).append(draft)
+    for draft, *same in alike.values():
+        smaller = [
+            each
+            for each in PRECISIONS.values()
+            if each.bits < draft.precision.bits and _worth_showing(each, gpu)
+        ]
         for each in (draft.precision, *smaller):
-            if each.name == "int8" and gpu.fp8_tflops and not gpu.cpu:
-                continue  # the same size as fp8, which such a GPU runs as fast
             one = replace(draft, precision=each)
             others = [replace(other, precision=each) for other in drafts]
             option = on_one_gpu(base, others, gpu, assumptions)
@@ -127,7 +159,7 @@ def drafts_by_precision(
             )
             rows.append(
                 DraftRow(
-                    draft=one.name,
+                    draft=", ".join(each.name for each in (draft, *same)),
                     precision=each.name,
                     weights_gib=one.shape.weight_bytes(each) / GIB,
                     gib=one.gib(assumptions),
@@ -136,6 +168,38 @@ def drafts_by_precision(
                 )
             )
     return rows
+
+
+def drafts_alone(
+    options: Sequence[Option], drafts: Sequence[DraftModel], gpu: Gpu, assumptions: Assumptions
+) -> list[AloneRow]:
+    """Each draft by itself, to compare candidates. `options` has the base first."""
+    base = options[0].fleet
+    rows = []
+    for draft in drafts if base is not None else ():
+        assert base is not None
+        option = on_one_gpu(base, [replace(draft, share=1.0)], gpu, assumptions)
+        outcome = option.outcome
+        rows.append(
+            AloneRow(
+                draft=draft.name,
+                acceptance=draft.acceptance,
+                length=outcome.lengths[draft.name] if outcome else None,
+                rate=outcome.rate if outcome else None,
+                price=outcome.price_per_million if outcome else None,
+                pays_from=least_acceptance(option, options, assumptions, against="base"),
+            )
+        )
+    return rows
+
+
+def _worth_showing(precision: Precision, gpu: Gpu) -> bool:
+    """Of the formats of one size, the one that the hardware computes in."""
+    if precision.name == "fp8":
+        return gpu.fp8_tflops is not None
+    if precision.name == "int8":
+        return gpu.fp8_tflops is None
+    return precision.name != "bf16" or not gpu.cpu
 
 
 def _in(base: Fleet, precision: Precision) -> Fleet:
