@@ -169,8 +169,8 @@ def _thresholds(
             said.append(f"{load} no acceptance makes a {unit} for drafts worth while.")
         elif beats is None:
             said.append(
-                f"{load} a {unit} for drafts gains from an acceptance of {gains:.2f}, but one for the verifier "
-                "gains more for its price at any."
+                f"{load} a {unit} for drafts gains from an acceptance of {gains:.2f}, but one for the "
+                "verifier gains more for its price at any."
             )
         else:
             said.append(

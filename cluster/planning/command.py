@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import tempfile
@@ -221,11 +220,11 @@ def plan(
         _write(json.dumps(as_json(made), indent=2), json_file)
     if json_file != Path("-"):
         _console().print(render(made), highlight=False)
+    if made.placement.problems:
+        raise typer.Exit(1)
 
 
 def _scenario(file: Path | None, wishes: Wishes, used: Assumptions, given: frozenset[str]) -> Scenario:
-    # Counting models makes transformers warn about rope and attention settings that do not matter here.
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     if file is None:
         from cluster.planning.scenario import from_flags
 

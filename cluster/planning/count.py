@@ -101,6 +101,8 @@ def _plausible(config: Mapping[str, Any], name: str) -> None:
 def _read(config: Mapping[str, Any], name: str) -> PretrainedConfig:
     import transformers
 
+    # Counting makes it warn about rope and attention settings that do not matter here.
+    transformers.logging.set_verbosity_error()
     family = config.get("model_type")
     if not isinstance(family, str) or not family:
         raise PlanError(f"{name}: its configuration has no model_type", "is this a model's config.json?")

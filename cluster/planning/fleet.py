@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cluster.planning.assumptions import Assumptions
 from cluster.planning.memory import MemoryFit, verifier_fit
 from cluster.planning.roofline import Engine
-from cluster.planning.speculation import DraftOn, busy_seconds, expected_tokens, wait_with_others
+from cluster.planning.speculation import DraftOn, expected_tokens, wait_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,7 @@ def _outcome(
         step += speculation.verifier_ms * 1e-3
     wait = 0.0
     if any(lengths.values()):
-        busy = busy_seconds(fleet.drafts, rows, lengths, context, hardware, speculation)
-        wait = busy + speculation.link_ms * 1e-3
-        first = fleet.drafts[0]
-        askers = (1.0 if first.own else active) * first.sharers
-        extra, least = wait_with_others(busy, step + wait, askers)
-        wait = max(wait + extra, least - step)
+        wait = wait_seconds(fleet.drafts, rows, lengths, context, active, step, hardware, speculation)
     cycle = step + wait
     prefill = fleet.verifier.prefill_seconds(
         load.prompt_tokens, load.prompt_tokens * load.cached_share, hardware

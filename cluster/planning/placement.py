@@ -42,6 +42,7 @@ class Unit:
         gib_taken: memory that it fills on each of its GPUs, when that is more (vLLM takes what it may).
         cpus: CPUs.
         key: what to change in a configuration to give it less or more.
+        gpu: the type of GPU that it is meant for; any when empty.
     """
 
     owner: str
@@ -50,6 +51,7 @@ class Unit:
     gib_taken: float
     cpus: float = 0.0
     key: str = ""
+    gpu: str = ""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,9 @@ def _put(unit: Unit, slots: list[Slot], cpus: dict[int, float | None], nodes: in
             reasons.append(f"node {node} has {free_cpus:g} CPUs left of the {unit.cpus:g} that it asks for")
             continue
         here = [slot for slot in slots if slot.node == node]
+        if unit.gpu and here and here[0].gpu.name != unit.gpu:
+            reasons.append(f"node {node} has {here[0].gpu.name}, not {unit.gpu}")
+            continue
         chosen, reason = _choose(unit, here)
         if chosen is None:
             reasons.append(f"node {node} {reason}")

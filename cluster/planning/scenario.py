@@ -116,27 +116,12 @@ def from_flags(wishes: Wishes, assumptions: Assumptions) -> Scenario:
         engine, wishes.parallel, wishes.replicas or 1, wishes.most_rows or MOST_ROWS, node_gpus, assumptions
     )
     units = [verifier_unit(base, assumptions)] * base.replicas
-    if draft_gpu == gpu:
-        units += [
-            Unit(
-                f"draft {draft.name}",
-                share_of_gpu(len(drafts)),
-                draft.gib(assumptions),
-                draft.gib(assumptions),
-            )
-            for draft in drafts
-        ]
-    elif drafts:
+    if draft_gpu != gpu and drafts:
         nodes += (Node(draft_gpu, 1),)
-        units += [
-            Unit(
-                f"draft {draft.name}",
-                share_of_gpu(len(drafts)),
-                draft.gib(assumptions),
-                draft.gib(assumptions),
-            )
-            for draft in drafts
-        ]
+    part = share_of_gpu(len(drafts))
+    for draft in drafts:
+        gib = draft.gib(assumptions)
+        units.append(Unit(f"draft {draft.name}", part, gib, gib, gpu=draft_gpu.name))
     return Scenario(base, drafts, found, types, draft_gpu, nodes, node_gpus, assumptions, tuple(units))
 
 
@@ -230,6 +215,11 @@ def sized(
     base = Fleet(engine, replicas, (), most_rows, 0.0, 0.0, kv_gib=kv_gib)
     if parallel is None:
         parallel = choose_parallel(base, node_gpus, assumptions)
+    elif parallel > node_gpus:
+        raise PlanError(
+            f"one verifier over {parallel} GPUs, and a node has {node_gpus}",
+            "give it fewer (tensor_parallel_size), or nodes with more (--gpus-per-node)",
+        )
     elif engine.shape.heads % parallel:
         raise PlanError(
             f"{engine.shape.name} has {engine.shape.heads} heads, which do not divide by {parallel}",
@@ -268,14 +258,15 @@ def _does_not_fit(base: Fleet, asked: Fleet | None, node_gpus: int, assumptions:
     if asked is not None:
         fit = fit_of(asked, assumptions)
         size, need = asked.verifier.parallel, fit.weights + fit.activations
-        what = f"over {size} GPU{'s' if size > 1 else ''}"
+        what = f"over {size} GPUs" if size > 1 else "on one GPU"
     else:
         size = engine.shape.parallel_sizes(node_gpus)[-1]
         fit = fit_of(replace(base, verifier=replace(engine, parallel=size)), assumptions)
-        need, XX
+        need = fit.weights + fit.activations
+        what = f"even over all {size} GPUs that it can use of a node" if size > 1 else "on one GPU"
     smaller = [
         name
-        for name in ("fp8", "int4")
+        for name in ("fp8" if engine.gpu.fp8_tflops else "int8", "int4")
         if (used := precision(name)).bits < engine.precision.bits
         and choose_parallel(replace(base, verifier=replace(engine, precision=used)), node_gpus, assumptions)
     ]

@@ -141,7 +141,7 @@ def _cause(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         match error.response.status_code:
             case 401 | 403:
-                return "no access: it does not exist, is private, or its terms are to be accepted (hf auth login)"
+                return "no access: it does not exist, is private, or has terms to accept (hf auth login)"
             case 404:
                 return "it has no config.json"
             case status:

@@ -13,6 +13,8 @@ from cluster.planning.options import DraftModel
 
 #: Most verifiers that the search tries.
 MOST_VERIFIERS = 64
+#: Verifiers that share one GPU for drafters: what the search tries.
+_VERIFIERS_OF_A_DRAFT_GPU = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,15 @@ def spared(
         count = _least(alone, speed, assumptions)
         if count is not None:
             plain = _cheaper(plain, alone(count), count, 0)
-        for many in range(1, max(2, math.ceil(MOST_VERIFIERS / 8)) + 1):
+        for together in _VERIFIERS_OF_A_DRAFT_GPU:
 
-            def aided(count: int, wide: Fleet = wide, many: int = many) -> Fleet:
+            def aided(count: int, wide: Fleet = wide, together: int = together) -> Fleet:
+                many = math.ceil(count / together)
                 return _aided(without_drafts(replace(wide, replicas=count)), drafts, gpu, many, assumptions)
 
             count = _least(aided, speed, assumptions)
             if count is not None:
-                drafted = _cheaper(drafted, aided(count), count, many)
+                drafted = _cheaper(drafted, aided(count), count, math.ceil(count / together))
     return Spared(speed, plain, drafted)
 
 

@@ -118,13 +118,45 @@ def _gap_seconds(draft: DraftOn, length: int, hardware: Hardware, speculation: S
     return length * draft.engine.shape.layers * idle_us * 1e-6 + speculation.turn_ms * 1e-3
 
 
-def wait_with_others(busy_s: float, cycle_s: float, verifiers: float) -> tuple[float, float]:
-    """Several verifiers share the drafters: (mean extra wait, shortest cycle that the drafters can serve).
+def wait_seconds(
+    drafts: Sequence[DraftOn],
+    rows: float,
+    lengths: Mapping[str, int],
+    context: float,
+    verifiers: float,
+    step_s: float,
+    hardware: Hardware,
+    speculation: Speculation,
+) -> float:
+    """Mean seconds that a verifier waits for its proposals, others' questions included.
 
-    A question finds each other verifier's being computed for the share ``busy / cycle`` of the time, with
-    half of it left. With more verifiers than cycles hold, the drafters set the pace.
+    A drafter takes the questions of several verifiers that lie before it in one turn: a question waits for
+    half of the turn that is under way, if one is, and is then computed with those that came meanwhile. Other
+    fleets on the same processor are in other processes: they take turns with ours.
+
+    Args:
+        drafts: the drafts.
+        rows: requests of one verifier.
+        lengths: draft -> tokens proposed.
+        context: tokens that each request has so far.
+        verifiers: how many ask the same drafters.
+        step_s: seconds of a verifier's step without the wait.
+        hardware: what is reached of the peak.
+        speculation: costs of asking.
     """
-    if verifiers <= 1.0:
-        return 0.0, 0.0
-    least = verifiers * busy_s
-    return (verifiers - 1.0) * busy_s * busy_s / (2.0 * max(cycle_s, least, 1e-9)), least
+    link = speculation.link_ms * 1e-3
+
+    def busy(many: float) -> float:
+        return busy_seconds(drafts, rows * many, lengths, context, hardware, speculation)
+
+    wait = busy(1.0)
+    others = 0.0 if drafts[0].own else max(0.0, verifiers - 1.0)
+    if others > 0.0:
+        meets = min(1.0, wait / (step_s + link + wait))  # chance that a given other one is asking just then
+        together = busy(1.0 + others * meets)
+        wait = together + min(1.0, others * meets) * together / 2
+    sharers = drafts[0].sharers - 1
+    if sharers > 0:
+        cycle = max(step_s + link + wait, (1 + sharers) * wait)
+        wait = max(wait + sharers * wait * wait / (2 * cycle), (1 + sharers) * wait - step_s - link)
+    return wait + link
