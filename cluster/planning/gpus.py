@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -26,11 +27,14 @@ _SCALED = (
 )
 _FORMS_OF_NAMES = {
     "a100": "A100-80",
-    "h100-sxm": "H100",
-    "h200-sxm": "H200",
+    "h100-80": "H100",
+    "h100-pcie-80": "H100-PCIE",
+    "h200-141": "H200",
     "4090": "RTX-4090",
     "cpu": CPU_CORE,
 }
+#: Words of names that do not tell types apart here.
+_LEFT_OUT = frozenset({"nvidia", "amd", "tesla", "geforce", "instinct", "sxm", "sxm4", "sxm5", "hbm3"})
 
 
 class Gpu(BaseModel):
@@ -128,9 +132,11 @@ def find_gpu(name: str, types: Mapping[str, Gpu]) -> Gpu:
 
 
 def _canonical(name: str, types: Iterable[str]) -> str | None:
-    plain = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
-    plain = _FORMS_OF_NAMES.get(plain.removesuffix("gb"), plain.removesuffix("gb")).lower()
-    return next((each for each in types if each.lower() == plain), None)
+    """The type that `name` means, written by hand or as nvidia-smi does ("NVIDIA H100 80GB HBM3")."""
+    words = re.split(r"[\s_-]+", name.lower())
+    plain = "-".join(word.removesuffix("gb") for word in words if word not in _LEFT_OUT)
+    plain = _FORMS_OF_NAMES.get(plain, plain).lower()
+    return next((each for each in types if each.lower() in (plain, name.lower())), None)
 
 
 def _suggestion(name: str, types: Iterable[str]) -> str:

@@ -208,6 +208,8 @@ def _spared(found: Spared, assumptions: Assumptions) -> str:
     saved = found.plain.price - found.drafted.price
     fewer = found.plain.gpus - found.drafted.gpus
     verdict = f"drafts cost {-saved:.2f} more" if saved < 0 else f"drafts spare {saved:.2f} an hour"
+    if abs(saved) < 0.005:
+        verdict = "no difference"
     if saved > 0 and fewer > 0:
         verdict = f"drafts spare {fewer} GPU{'s' if fewer > 1 else ''}"
     return f"{start}{_need(found.plain)} without drafts, {_need(found.drafted)} with them: {verdict}."
