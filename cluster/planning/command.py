@@ -120,6 +120,14 @@ def plan(
             help="Chance that a proposed token is accepted. Default: 0.6.",
         ),
     ] = None,
+    mean_length: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[DRAFT=]LENGTH@K",
+            rich_help_panel=_LOAD,
+            help="The same as a mean acceptance length at k proposed tokens, as `specfleet status` shows it.",
+        ),
+    ] = None,
     share: Annotated[
         list[str] | None,
         typer.Option(metavar="DRAFT=SHARE", rich_help_panel=_LOAD, help="Share of the requests of a draft."),
@@ -170,6 +178,7 @@ def plan(
     flags = Flags(
         drafts=draft or [],
         acceptance=acceptance or [],
+        mean_lengths=mean_length or [],
         shares=share or [],
         prices=price or [],
         models=model_config or [],

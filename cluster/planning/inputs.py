@@ -13,9 +13,12 @@ from pydantic import ValidationError
 from cluster.planning.assumptions import Assumptions, load_assumptions
 from cluster.planning.errors import PlanError
 from cluster.planning.gpus import built_in, find_gpu
+from cluster.planning.speculation import acceptance_from
 
 #: The same as a draft's name in a configuration.
 _NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
+#: An acceptance of 1 is not to be had; assumptions end below it.
+_HIGHEST = 0.999
 #: How the flags are called that set an assumption.
 _FLAGS = {
     "load.concurrency": "--concurrency",
@@ -39,6 +42,7 @@ class Flags:
     Attributes:
         drafts: ``[NAME=]MODEL``.
         acceptance: ``[DRAFT=]RATE``.
+        mean_lengths: ``[DRAFT=]LENGTH@K``, another way to say acceptance.
         shares: ``DRAFT=SHARE``.
         prices: ``TYPE=USD``.
         models: ``MODEL=CONFIG``.
@@ -47,6 +51,7 @@ class Flags:
 
     drafts: Sequence[str]
     acceptance: Sequence[str]
+    mean_lengths: Sequence[str]
     shares: Sequence[str]
     prices: Sequence[str]
     models: Sequence[str]
@@ -93,6 +98,18 @@ def assumptions_with(flags: Flags, file: Path | None) -> tuple[Assumptions, froz
             )
         else:
             changes["speculation.acceptance"] = value
+    for text in flags.mean_lengths:
+        length, at, k = text.rpartition("@")
+        name, mean = _pair(length, "--mean-length", "[DRAFT=]LENGTH@K, such as code=1.47@4", bare=True)
+        if not at or not k.isdecimal() or int(k) < 1:
+            raise PlanError(f"--mean-length {text!r}", "write [DRAFT=]LENGTH@K, such as code=1.47@4")
+        rate = min(acceptance_from(mean, int(k)), _HIGHEST)
+        if name:
+            changes.setdefault("speculation.acceptance_of", dict(start.speculation.acceptance_of))[name] = (
+                rate
+            )
+        else:
+            changes["speculation.acceptance"] = rate
     for text in flags.shares:
         name, value = _pair(text, "--share", "DRAFT=SHARE")
         changes.setdefault("speculation.share_of", dict(start.speculation.share_of))[name] = value

@@ -19,6 +19,7 @@ def flags(**more: Any) -> Flags:
     given: dict[str, Any] = {
         "drafts": (),
         "acceptance": (),
+        "mean_lengths": (),
         "shares": (),
         "prices": (),
         "models": (),
@@ -96,6 +97,8 @@ def test_flags_overrule_the_file_and_are_known_as_given(tmp_path: Path) -> None:
         ({"acceptance": ["1.2"]}, "--acceptance: 1.2 should be less than 1"),
         ({"acceptance": ["nan"]}, "--acceptance: nan should be a finite number"),
         ({"acceptance": ["high"]}, "write \\[DRAFT=\\]RATE"),
+        ({"mean_lengths": ["1.5"]}, "such as code=1.47@4"),
+        ({"mean_lengths": ["9@4"]}, "between 1 and 5"),
         ({"shares": ["0.5"]}, "write DRAFT=SHARE"),
         ({"prices": ["H100=-1"]}, "--price \\(price_per_hour\\): -1.0"),
         ({"prices": ["H1OO=1"]}, "did you mean H100"),
@@ -106,6 +109,12 @@ def test_flags_overrule_the_file_and_are_known_as_given(tmp_path: Path) -> None:
 def test_wrong_flags_are_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         assumptions_with(flags(**wrong), None)
+
+
+def test_a_mean_length_says_the_acceptance() -> None:
+    used, _ = assumptions_with(flags(mean_lengths=["1.96@2", "code=3.69@5"]), None)
+    assert used.speculation.acceptance == pytest.approx(0.6, abs=0.01)
+    assert used.speculation.acceptance_of["code"] == pytest.approx(0.8, abs=0.01)
 
 
 def test_drafts_have_names() -> None:

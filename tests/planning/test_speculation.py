@@ -134,6 +134,14 @@ def test_a_fleet_writes_what_its_requests_get(load: int, replicas: int) -> None:
     assert outcome.wait_s <= outcome.step_s
 
 
+def test_a_million_tokens_cost_the_hours_that_they_take() -> None:
+    base = fleet(engine("Llama-3.1-70B", "H100", 4))
+    outcome = evaluate(base, GIVEN)
+    assert outcome is not None
+    hours = 1_000_000 / outcome.rate / 3600
+    assert outcome.price_per_million == pytest.approx(hours * 4 * 3.50)
+
+
 def test_more_requests_than_fit_wait() -> None:
     base = fleet(engine("Llama-3.1-70B", "H100", 2))
     outcome = evaluate(base, GIVEN, 100)
