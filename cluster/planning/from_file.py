@@ -61,7 +61,7 @@ def from_file(
     if on_cpu:
         cores = len(verifier.cpu_cores or ()) or max(1, round(verifier.num_cpus))
         gpu = gpu.times(cores)
-    nodes = _nodes(config, wishes, find_gpu(wishes.gpu or assumptions.gpu, types))
+    nodes, guess = _nodes(config, wishes, find_gpu(wishes.gpu or assumptions.gpu, types))
     node_gpus = 1 if on_cpu else max((node.gpus for node in nodes), default=1) or 1
     chosen = (
         wishes.verifier_precision
@@ -106,7 +106,7 @@ def from_file(
         tuple(units),
         configured,
         config.link.step_deadline_ms,
-        tuple(notes),
+        (*guess, *notes),
     )
 
 
@@ -136,11 +136,17 @@ def _with_settings(config: FleetConfig, assumptions: Assumptions, given: frozens
     )
 
 
-def _nodes(config: FleetConfig, wishes: Wishes, gpu: Gpu) -> tuple[Node, ...]:
+def _nodes(config: FleetConfig, wishes: Wishes, gpu: Gpu) -> tuple[tuple[Node, ...], list[str]]:
+    """The machines, and a note where they are a guess."""
     if wishes.nodes or wishes.gpus_per_node:
-        return tuple(Node(gpu, wishes.gpus_per_node or 8) for _ in range(wishes.nodes or 1))
+        return tuple(Node(gpu, wishes.gpus_per_node or 8) for _ in range(wishes.nodes or 1)), []
     described = config.nodes if config.nodes is not None else [this_machine()]
-    return tuple(Node(gpu, int(node.gpus), node.cpus) for node in described for _ in range(node.count))
+    found = tuple(Node(gpu, int(node.gpus), node.cpus) for node in described for _ in range(node.count))
+    wants = config.verifier.device == "cuda" or any(_on_gpu(draft) for draft in config.drafts.values())
+    if config.nodes is None and wants and not any(node.gpus for node in found):
+        note = f"the file has no `nodes`, and there is no GPU here: planned for one node with 8 x {gpu.name}"
+        return (Node(gpu, 8),), [note]
+    return found, []
 
 
 def _engine_precision(verifier: VerifierSettings) -> str | None:
@@ -224,6 +230,12 @@ def _configured(
             pinned = tuple(draft.cpu_cores or (name,))
             cores |= set(draft.cpu_cores or (f"{name}{core}" for core in range(many)))
             gpu, device = types[CPU_CORE].times(many), f"cores {pinned}"
+        if draft.max_sessions * draft.replicas < load.concurrency * model.share:
+            notes.append(
+                f"draft {name} keeps {draft.max_sessions * draft.replicas} sessions and serves "
+                f"{load.concurrency * model.share:.0f} requests: raise drafts.{name}.max_sessions, or some "
+                "go without proposals"
+            )
         placed.append(model.on(gpu, device, assumptions, draft.replicas))
     gpus = placement.used
     types_price = sum(slot.gpu.price_per_hour for slot in placement.slots if slot.tenants)

@@ -23,6 +23,8 @@ from cluster.planning.tables import (
     drafts_by_precision,
 )
 
+#: Models of one family pad the same vocabulary to different sizes.
+_PADDING = 1024
 #: A wait this close to the deadline is often late: times vary from step to step.
 _DEADLINE_ROOM = 2.0
 
@@ -75,9 +77,29 @@ def make_plan(scenario: Scenario, min_speed: float | None = None) -> Plan:
         types=tuple(types),
         placement=place(scenario.units, scenario.nodes),
         spared=found,
-        notes=(*scenario.notes, *_deadline(scenario, options)),
+        notes=(*scenario.notes, *_mismatches(scenario), *_deadline(scenario, options)),
         recommendation=tuple(recommend(options, drafts, assumptions, loads)),
     )
+
+
+def _mismatches(scenario: Scenario) -> list[str]:
+    """Drafts that cannot serve this verifier or this load, as far as configurations tell."""
+    verifier, load = scenario.base.verifier.shape, scenario.assumptions.load
+    length = load.prompt_tokens + load.answer_tokens
+    notes = []
+    for draft in scenario.drafts:
+        own = scenario.found[draft.name].own_format
+        if not own and abs(draft.shape.vocabulary - verifier.vocabulary) > _PADDING:
+            notes.append(
+                f"draft {draft.name} knows {draft.shape.vocabulary} tokens and the verifier "
+                f"{verifier.vocabulary}: a draft must have the verifier's tokenizer, id for id"
+            )
+        if draft.shape.max_context and length > draft.shape.max_context:
+            notes.append(
+                f"draft {draft.name} was made for {draft.shape.max_context} tokens, and requests have "
+                f"{length}: the rest is answered without it, which is not in the figures"
+            )
+    return notes
 
 
 def _deadline(scenario: Scenario, options: list[Option]) -> list[str]:

@@ -247,8 +247,8 @@ def _assumptions(plan: Plan) -> Text:
         f"{speculation.turn_ms:g} ms a drafter's turn, k up to {speculation.max_draft_tokens}.",
         f"Memory: {memory.gpu_memory_utilization:.0%} of a GPU, {memory.batched_tokens} tokens batched, KV "
         f"in {base.verifier.kv_number_bytes:g} bytes a number.",
-        "Estimates, within about a quarter of published figures where there are any: docs/planning.md. Change "
-        "anything: specfleet plan --print-assumptions > mine.yaml, then --assumptions mine.yaml.",
+        "Estimates, within about a quarter of published figures where there are any: docs/planning.md. "
+        "Change anything: specfleet plan --print-assumptions > mine.yaml, then --assumptions mine.yaml.",
     ]
     text = Text("Assumptions\n", "bold")
     return text.append("\n".join(lines), "not bold")

@@ -121,7 +121,8 @@ def from_flags(wishes: Wishes, assumptions: Assumptions) -> Scenario:
     part = share_of_gpu(len(drafts))
     for draft in drafts:
         gib = draft.gib(assumptions)
-        units.append(Unit(f"draft {draft.name}", part, gib, gib, gpu=draft_gpu.name))
+        owner = "the draft" if draft.name == "draft" else f"draft {draft.name}"
+        units.append(Unit(owner, part, gib, gib, gpu=draft_gpu.name))
     return Scenario(base, drafts, found, types, draft_gpu, nodes, node_gpus, assumptions, tuple(units))
 
 

@@ -32,10 +32,12 @@ class FoundModel:
     Attributes:
         shape: its size.
         origin: for people: a path, "the hub", "the list of known models".
+        own_format: whether it is a draft in our own format, whose head may know only some tokens.
     """
 
     shape: ModelShape
     origin: str
+    own_format: bool = False
 
 
 def find_model(
@@ -58,7 +60,7 @@ def find_model(
         source = stand_ins[source]
     config, origin = _config(source, named, base)
     like = f" ({source})" if named != source else ""
-    return FoundModel(_shape(config, _short(named)), origin + like)
+    return FoundModel(_shape(config, _short(named)), origin + like, _own_format(config))
 
 
 @cache
@@ -151,8 +153,12 @@ def _cause(error: Exception) -> str:
     return str(error).strip() or type(error).__name__
 
 
+def _own_format(config: Mapping[str, Any]) -> bool:
+    return "architecture" in config and "format_version" in config
+
+
 def _shape(config: Mapping[str, Any], name: str) -> ModelShape:
-    if "architecture" not in config or "format_version" not in config:
+    if not _own_format(config):
         return count(config, name)
     # A draft in our own format: parts that it shares with the verifier are loaded all the same, and its
     # head may know only the tokens of its domain.

@@ -160,6 +160,40 @@ def test_a_deadline_that_proposals_miss_is_pointed_out(tmp_path: Path) -> None:
     assert not any("step_deadline_ms" in note for note in planned(path, *STAND_INS)["notes"])
 
 
+def test_a_gpu_fleet_without_nodes_is_planned_on_a_machine_without_gpus(tmp_path: Path) -> None:
+    data = yaml.safe_load((ROOT / "configs" / "gpu-one-node.yaml").read_text())
+    del data["nodes"]
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        notes = planned(path, *STAND_INS)["notes"]
+    assert any("no GPU here: planned for one node with 8 x H100" in note for note in notes)
+
+
+def test_drafts_that_cannot_serve_are_pointed_out(tmp_path: Path) -> None:
+    notes = planned(
+        "--verifier",
+        VERIFIER,
+        "--draft",
+        "q=Qwen/Qwen3-0.6B",
+        "--prompt-tokens",
+        "50000",
+        "--concurrency",
+        "1",
+    )["notes"]
+    assert any("q knows 151936 tokens and the verifier 128256" in note for note in notes)
+    assert any("q was made for 40960 tokens, and requests have 50500" in note for note in notes)
+    assert planned("--verifier", VERIFIER, "--draft", DRAFT)["notes"] == []
+    data = yaml.safe_load((ROOT / "configs" / "gpu-one-node.yaml").read_text())
+    data["drafts"]["general"] |= {"max_sessions": 4, "kv_memory_mib": 64}
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(data))
+    said = " ".join(planned(path, *STAND_INS)["notes"])
+    assert "raise drafts.general.max_sessions" in said
+    assert "set drafts.general.kv_memory_mib to" in said
+
+
 def test_assumptions_are_printed_edited_and_used(tmp_path: Path) -> None:
     result = runner.invoke(app, ["plan", "--print-assumptions"])
     path = tmp_path / "mine.yaml"
