@@ -122,7 +122,8 @@ def from_flags(wishes: Wishes, assumptions: Assumptions) -> Scenario:
     for draft in drafts:
         gib = draft.gib(assumptions)
         owner = "the draft" if draft.name == "draft" else f"draft {draft.name}"
-        units.append(Unit(owner, part, gib, gib, gpu=draft_gpu.name))
+        key = "--draft-gpu, --draft-precision or --concurrency"
+        units.append(Unit(owner, part, gib, gib, key=key, gpu=draft_gpu.name))
     return Scenario(base, drafts, found, types, draft_gpu, nodes, node_gpus, assumptions, tuple(units))
 
 
