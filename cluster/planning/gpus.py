@@ -50,7 +50,7 @@ class Gpu(BaseModel):
     int8_tflops: float | None = Field(default=None, gt=0, description="Dense int8, TOPS; none: as bf16.")
     fp32_tflops: float | None = Field(default=None, gt=0, description="fp32, TFLOPS; none: bf16 / 16.")
     link_gbs: float = Field(gt=0, description="To other GPUs of the node, each way, GB/s.")
-    price_per_hour: float = Field(ge=0, description="Price of one for an hour. An assumption.")
+    price_per_hour: float = Field(gt=0, description="Price of one for an hour. An assumption.")
     source: str = Field(description="Where the figures are from.")
     cpu: bool = Field(default=False, description="Whether this is a CPU core: no kernels to launch.")
 
@@ -84,7 +84,7 @@ class GpuChange(BaseModel):
     int8_tflops: float | None = Field(default=None, gt=0, description="Dense int8, TOPS.")
     fp32_tflops: float | None = Field(default=None, gt=0, description="fp32, TFLOPS.")
     link_gbs: float | None = Field(default=None, gt=0, description="To other GPUs, each way, GB/s.")
-    price_per_hour: float | None = Field(default=None, ge=0, description="Price of one for an hour.")
+    price_per_hour: float | None = Field(default=None, gt=0, description="Price of one for an hour.")
     source: str | None = Field(default=None, description="Where the figures are from.")
 
 

@@ -181,7 +181,7 @@ def _wider(base: Fleet, node_gpus: int, assumptions: Assumptions) -> Option:
     size = base.verifier.parallel * 2
     name = f"verifier over {size} GPUs"
     if size > node_gpus:
-        return Option(name, "verifier", "wider", None, None, f"a node has {node_gpus} GPUs")
+        return Option(name, "verifier", "wider", None, None, f"GPUs of a node: {node_gpus}")
     if size not in base.verifier.shape.parallel_sizes(size):
         heads = base.verifier.shape.heads
         return Option(name, "verifier", "wider", None, None, f"its {heads} heads do not divide by {size}")

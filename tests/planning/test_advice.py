@@ -67,7 +67,7 @@ def test_what_cannot_be_says_why() -> None:
     found = keyed(options(start=fleet(small)))
     assert found["wider"].why_not == "its 28 heads do not divide by 8"
     wide = keyed(options(start=fleet(engine("Llama-3.1-70B", "H100", 8))))
-    assert wide["wider"].why_not == "a node has 8 GPUs"
+    assert wide["wider"].why_not == "GPUs of a node: 8"
     tiny = base().verifier.gpu.model_copy(update={"name": "tiny", "memory_gib": 1.0})
     assert "GiB of 1.0" in keyed(options(draft_gpu=tiny))["whole"].why_not
 
