@@ -1,4 +1,4 @@
-"""The command line: ``specfleet check|up|down|status|demo|chat|schema``.
+"""The command line: ``specfleet check|plan|up|down|status|demo|chat|schema``.
 
 Modules are imported where they are needed: `specfleet --help` must not wait for Ray.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from cluster.planning.command import plan
 
 if TYPE_CHECKING:
     from cluster.loader import LoadedConfig
@@ -48,6 +50,9 @@ def check(file: ConfigFile) -> None:
         f"{len(config.drafts)} drafts ({', '.join(config.drafts)}), {len(config.domains)} domains",
         highlight=False,
     )
+
+
+app.command()(plan)
 
 
 @app.command()

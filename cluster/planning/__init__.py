@@ -1,0 +1,1 @@
+"""From model configurations to a plan: what fits, how fast it will be, which draft pays. Loads no model."""
