@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from tests.planning.shapes import CONFIGS
 
+# Whole plans: each computes for a second, and all of them for a quarter of a minute.
+pytestmark = pytest.mark.process
+
 runner = CliRunner()
 ROOT = Path(__file__).resolve().parents[2]
 VERIFIER, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
