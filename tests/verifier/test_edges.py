@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetEngine]:
         max_model_len=CONTEXT,
         block_size=32,
         num_gpu_blocks_override=40,  # eight long requests do not fit: some are preempted
-        # The verifier is so small that the usual guess of a draft's price would keep a new one from being tried.
+        # This verifier is so quick that the usual guess of a draft's price would keep a new one untried.
         speculation={"prior_wait_ms": 0.01, "prior_wait_token_ms": 0.01},
     )
     yield engine
