@@ -54,9 +54,16 @@ class FleetCosts:
 
     def observe(self, draft: str | None, samples: Iterable[StepSample]) -> None:
         """Take in steps of a batch whose requests all used one draft (None: plain decoding)."""
-        for sample in samples:
+        kept = list(samples)
+        for sample in kept:
             self._steps.observe(sample.rows, sample.proposed, sample.verify_s)
-            if draft is not None and sample.asked:
+        if draft is not None:
+            self.observe_waits(draft, kept)
+
+    def observe_waits(self, draft: str, samples: Iterable[StepSample]) -> None:
+        """Take in only how long those steps waited: for costs of another kind of step."""
+        for sample in samples:
+            if sample.asked:
                 self._wait(draft, sample.rows).observe(sample.asked, sample.wait_s)
 
     def knows(self, draft: str, rows: int) -> bool:

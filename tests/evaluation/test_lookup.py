@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.evaluation.lookup import NgramSource, SuffixSource
@@ -43,12 +43,14 @@ def test_it_is_silent_where_nothing_followed_often() -> None:
     assert source.propose([1, 2], 1) == []
 
 
+@settings(deadline=None)
 @given(TEXT, st.integers(1, 5))
 def test_shorter_asks_are_prefixes_of_longer_ones(text: list[int], length: int) -> None:
     for source in (NgramSource(), SuffixSource()):
         assert source.propose(text, length) == source.propose(text, 6)[:length]
 
 
+@settings(deadline=None)
 @given(TEXT, TEXT, st.integers(0, 40))
 def test_what_came_before_does_not_change_a_suffix_proposal(
     text: list[int], other: list[int], cut: int

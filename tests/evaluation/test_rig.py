@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -94,7 +93,7 @@ def test_every_step_of_the_engine_is_the_one_foretold(stage: Stage, draft: str, 
             if place >= TOKENS:
                 break
             foretold = scored.at(place, before.asked)
-            assert (step.proposed, step.written) == (foretold.proposed, foretold.written)
+            assert (step.proposed, step.written) == (foretold.proposed, foretold.written), (place, steps)
             assert before.asked in (0, min(length, TOKENS - place - 1))
             place += step.written
             seen["asked"] += before.asked

@@ -80,18 +80,21 @@ def test_a_source_may_propose_less_or_nothing() -> None:
     assert (result.steps, result.plain_steps, result.proposed, result.accepted) == (1, 3, 1, 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 6))
 def test_it_is_what_stepping_through_gives(right: list[bool], length: int) -> None:
     result = walk([scored(right, longest=6)], length)
     assert (result.steps, result.proposed, result.accepted) == brute(right, length)
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=2, max_size=60), st.integers(1, 5))
 def test_every_token_is_written_exactly_once(right: list[bool], length: int) -> None:
     result = walk([scored(right, longest=5)], length)
     assert result.accepted + result.steps + result.plain_steps == len(right) - 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=2, max_size=60), st.integers(1, 5))
 def test_a_batch_of_one_is_the_walk(right: list[bool], length: int) -> None:
     text = scored(right, longest=5)
@@ -101,6 +104,7 @@ def test_a_batch_of_one_is_the_walk(right: list[bool], length: int) -> None:
     assert replay.written == pytest.approx(len(right) - 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=30), min_size=1, max_size=5), st.integers(0, 4))
 def test_a_batch_ends_with_its_first_text(texts: list[list[bool]], length: int) -> None:
     alone = [replay_batch([scored(right)], length).steps for right in texts]
@@ -112,6 +116,7 @@ def test_a_batch_ends_with_its_first_text(texts: list[list[bool]], length: int) 
         assert set(together.proposed) == {0}
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=2, max_size=40))
 def test_proposals_never_need_more_steps_than_plain_decoding(right: list[bool]) -> None:
     steps = [replay_batch([scored(right, longest=8)], length).steps for length in range(9)]
@@ -146,6 +151,7 @@ def test_contradictions_are_refused() -> None:
         replay_batch([], 2)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 8))
 def test_groups_use_every_text_and_are_full(count: int, rows: int) -> None:
     groups = group(count, rows)
