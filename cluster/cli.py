@@ -1,4 +1,4 @@
-"""The command line: ``specfleet check|up|down|status|demo|chat|schema``.
+"""The command line: ``specfleet check|up|down|status|demo|chat|evaluate|schema``.
 
 Modules are imported where they are needed: `specfleet --help` must not wait for Ray.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from cluster.evaluation.command import evaluate
 
 if TYPE_CHECKING:
     from cluster.loader import LoadedConfig
@@ -33,6 +35,9 @@ SomeFile = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="The fleet's YAML file, which names the port.")
 ]
 Url = Annotated[str | None, typer.Option(help="Base URL of a fleet's API, e.g. of one on other machines.")]
+
+
+app.command()(evaluate)
 
 
 @app.command()
@@ -170,6 +175,15 @@ def chat(
         conversation.run(FleetApi(_url(file, port, url)), out, domain=domain, draft=draft)
     except ApiProblem as problem:
         _fail(str(problem))
+
+
+def load_or_exit(file: Path) -> LoadedConfig:
+    """Reads and checks a configuration; ends the program with every problem shown when it cannot be used."""
+    loaded, problems = _load(file)
+    _show(file, problems)
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(1)
+    return loaded
 
 
 def main() -> None:

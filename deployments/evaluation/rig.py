@@ -29,6 +29,7 @@ class BatchTiming:
         written: tokens written in that time.
         steps: steps in that time.
         samples: those steps, as far as the worker noted them.
+        begun: tokens that each row had at that moment: requests reach the engine one after another.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class BatchTiming:
     written: int
     steps: int
     samples: tuple[StepSample, ...]
+    begun: tuple[int, ...]
 
     @property
     def rate(self) -> float:
@@ -135,6 +137,7 @@ class Rig:
             written=clock.written,
             steps=clock.steps,
             samples=tuple(samples[: clock.steps]),
+            begun=clock.begun,
         )
 
     def _params(
@@ -162,7 +165,7 @@ class _Clock:
     def __init__(self, steps: int | None) -> None:
         self._most = steps
         self._begun_at: float | None = None
-        self._tokens_at_begin = 0
+        self.begun: tuple[int, ...] = ()
         self.steps = 0
         self.seconds = 0.0
         self.written = 0
@@ -174,11 +177,11 @@ class _Clock:
         tokens = sum(len(row.tokens) for row in rows)
         now = max(row.arrivals[-1] for row in rows)
         if self._begun_at is None:
-            self._begun_at, self._tokens_at_begin = now, tokens
+            self._begun_at, self.begun = now, tuple(len(row.tokens) for row in rows)
             return ended
         self.steps += 1
         self.seconds = now - self._begun_at
-        self.written = tokens - self._tokens_at_begin
+        self.written = tokens - sum(self.begun)
         return ended or self.steps == self._most
 
 

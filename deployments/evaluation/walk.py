@@ -170,15 +170,20 @@ class BatchReplay:
         return len(self.proposed)
 
 
-def replay_batch(texts: Sequence[ScoredText], length: int) -> BatchReplay:
-    """Replay texts as one batch. With `length` 0 it is plain decoding.
+def replay_batch(texts: Sequence[ScoredText], length: int, begun: Sequence[int] | None = None) -> BatchReplay:
+    """Replay texts as one batch.
+
+    Args:
+        texts: the rows.
+        length: tokens asked for in every step; 0 is plain decoding.
+        begun: tokens that each row has already; None is one, the one that comes with the prompt.
 
     Raises:
         ValueError: there is no text, or one has fewer than two tokens: nothing is left to decode.
     """
     if not texts or min(len(text) for text in texts) < 2:
         raise ValueError("a batch needs texts of at least two tokens")
-    places = [1] * len(texts)
+    places = [1] * len(texts) if begun is None else list(begun)
     proposed: list[int] = []
     written, squares, mean = 0.0, 0.0, 0.0
     while all(place < len(text) for place, text in zip(places, texts, strict=True)):

@@ -87,7 +87,7 @@ def test_every_step_of_the_engine_is_the_one_foretold(stage: Stage, draft: str, 
         assert written.tokens == text.answer
         stage.verifier.run_batch([[1, 2]], [params])
         steps = stage.verifier.take_steps()
-        first = next(place for place, step in enumerate(steps) if not step.decoding)
+        first = next(place for place, step in enumerate(steps) if step.rows and not step.decoding)
         place, before = 1, steps[first]
         for step in steps[first + 1 :]:
             if place >= TOKENS:
@@ -109,21 +109,23 @@ def test_every_step_of_the_engine_is_the_one_foretold(stage: Stage, draft: str, 
 
 @pytest.mark.parametrize("draft", ["whole", "layer"])
 def test_a_batch_goes_as_its_replay(stage: Stage, draft: str) -> None:
-    replay = replay_batch(stage.scored[draft], 3)
     tried = []
-    for _ in range(5):  # a drafter may still read the prompt when the first proposal is due
+    for _ in range(5):  # a drafter may still read a prompt when its first proposal is due
         timing = stage.rig.time_batch(PROMPTS, TOKENS, 0.0, draft, 3, stop_at_end=False)
-        tried.append((timing.steps, timing.written))
         assert timing.seconds > 0
         assert {sample.rows for sample in timing.samples} == {len(PROMPTS)}
-        if tried[-1] == (replay.steps, replay.written):
+        replay = replay_batch(stage.scored[draft], 3, timing.begun)
+        tried.append(((timing.steps, timing.written), (replay.steps, replay.written)))
+        if tried[-1][0] == tried[-1][1]:
             return
-    raise AssertionError(f"foretold {replay.steps} steps, {replay.written} tokens; seen {tried}")
+    raise AssertionError(f"seen and foretold: {tried}")
 
 
 def test_plain_decoding_writes_one_token_per_row_and_step(stage: Stage) -> None:
     timing = stage.rig.time_batch(PROMPTS, TOKENS, 0.0, None, 0, stop_at_end=False)
-    assert timing.steps == TOKENS - 1
+    # The first request may be a step ahead: the engine begins as soon as it has one.
+    assert timing.steps == TOKENS - max(timing.begun)
+    assert max(timing.begun) <= len(PROMPTS)
     assert timing.written == timing.steps * len(PROMPTS)
     assert {sample.proposed for sample in timing.samples} == {0}
 
@@ -158,7 +160,7 @@ def test_sampled_texts_come_with_the_verifiers_odds(stage: Stage) -> None:
     by_chance = sum(text.at(place, 1).accepted for text in scored for place in range(1, 23))
     places = 64 * 22
     odds = sum(text.odds[place][0] for text in scored for place in range(1, 23))
-    assert 0.2 < foretold.rate < 0.95
+    assert 0.05 < foretold.rate < 0.95
     assert abs(by_chance - odds) < 4.5 * (places * 0.25) ** 0.5
     again = stage.rig.write(prompts[:4], 24, 0.8, stop_at_end=False)
     assert [text.answer for text in again] == [text.answer for text in texts[:4]]
