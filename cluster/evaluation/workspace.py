@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -42,41 +42,66 @@ def workspace(config: FleetConfig) -> Iterator[Workspace]:
     """
     folder = make_folder(0)
     environment = fleet_environment(config, folder, os.environ) | {"VLLM_LOGGING_LEVEL": "WARNING"}
-    before = dict(os.environ)
     descriptor, name = tempfile.mkstemp(prefix="specfleet-evaluate-", suffix=".log")
-    log = os.fdopen(descriptor, "w", buffering=1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    terminal = os.fdopen(os.dup(1), "w", buffering=1)
+    os.close(descriptor)
     ended = signal.signal(signal.SIGTERM, _interrupt)
-    failed = True
+    keep = False
     try:
-        os.environ.update(environment)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        yield Workspace(log, environment, terminal)
-        failed = False
-    except KeyboardInterrupt:
-        failed = False  # nobody needs the words of what was stopped on purpose
+        with (
+            Path(name).open("w", buffering=1) as log,
+            _redirected(log) as terminal,
+            _changed(environment),
+            _nothing_left(folder),
+        ):
+            yield Workspace(log, environment, terminal)
+    except Exception:
+        keep = True  # what was stopped on purpose needs no explanation, what failed does
         raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not keep:
+            Path(name).unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, ended)
+
+
+@contextlib.contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    try:
+        yield
     finally:
         impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         try:
             stop_processes(folder)
         finally:
-            for number, kept in enumerate(saved, start=1):
-                os.dup2(kept, number)
-                os.close(kept)
-            terminal.close()
-            log.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            if not failed:
-                Path(name).unlink(missing_ok=True)
-            os.environ.clear()
-            os.environ.update(before)
-            signal.signal(signal.SIGTERM, ended)
             signal.signal(signal.SIGINT, impatient)
+
+
+@contextlib.contextmanager
+def _redirected(log: IO[str]) -> Iterator[IO[str]]:
+    """Standard output and error into the log; yields what was standard output."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    try:
+        with os.fdopen(os.dup(1), "w", buffering=1) as terminal:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            yield terminal
+    finally:
+        for number, kept in enumerate(saved, start=1):
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+@contextlib.contextmanager
+def _changed(environment: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -89,7 +89,7 @@ class DrafterProcesses:
             ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             line = process.stdout.readline() if ready else ""
             if not line:
-                why = f"was not ready after {timeout_s:.0f} s" if process.poll() is None else "did not start"
+                why = "did not start" if ready else f"was not ready after {timeout_s:.0f} s"
                 raise DrafterFailed(f"the drafter of draft {name!r} {why}; its words are in {self._log.name}")
             told = json.loads(line)
             self._peers.append(
