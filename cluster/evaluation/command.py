@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -153,10 +154,12 @@ def _run(
             return run(task, place.log, place.environment, progress)
         except EvaluationError:
             raise
-        except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+        except Exception as error:  # engines fail in many ways, each with a type of its own
+            traceback.print_exc(file=place.log)
             raise EvaluationError(
-                f"{error}\nWhat the verifier and the drafters said is in {place.log.name}; "
-                f"`specfleet check {loaded.path}` says what can be told without starting anything"
+                f"{error or type(error).__name__}\nWhat the verifier and the drafters said is in "
+                f"{place.log.name}. `specfleet check {loaded.path}` says what can be told without starting "
+                "anything; another fleet or engine on this machine may hold the memory that is missing"
             ) from error
         finally:
             progress.close()

@@ -21,7 +21,8 @@ class Effort:
         lengths: proposal lengths that are measured, ascending.
         batches: batch sizes, ascending.
         temperatures: sampling temperatures; 0 is greedy.
-        timed_prompts: most prompts per domain that are run against the clock, greedily.
+        timed_prompts: most prompts per domain that are run against the clock, greedily; half of them where
+            there is one at a time.
         timed_samples: likewise at temperatures above 0, where chance asks for more.
         rivals: whether the candidate predicted to be best is measured too, where it is not the domain's.
         budget_s: seconds after which nothing more is measured; None measures everything.
@@ -91,8 +92,8 @@ FULL: Final = Effort(
     lengths=(1, 2, 4),
     batches=(1, 4, 16),
     temperatures=(0.0, 0.8),
-    timed_prompts=16,
-    timed_samples=32,
+    timed_prompts=8,
+    timed_samples=16,
     rivals=True,
     budget_s=None,
     eager=False,

@@ -160,14 +160,13 @@ def _blocks(task: Task, texts: Texts, speeds: Sequence[Speed]) -> list[_Block]:
         most = effort.timed_prompts if temperature == 0 else effort.timed_samples
         for rows in batches:
             for domain, settings in task.config.domains.items():
-                count = len(texts[domain, temperature])
-                if rows == 1:
-                    most = min(most, max(2, effort.timed_prompts // 2))
+                # One request at a time is what takes longest.
+                count = min(len(texts[domain, temperature]), most if rows > 1 else max(2, most // 2))
                 names = [settings.draft]
                 if effort.rivals:
                     names += _rivals(task, speeds, domain, temperature, rows, settings.draft)
                 drafts = [(name, length) for name in names for length in lengths]
-                groups = group(min(count, most), rows)
+                groups = group(count, rows)
                 blocks.append(_Block(domain, temperature, rows, groups, drafts))
     return blocks
 

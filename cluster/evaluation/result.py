@@ -168,14 +168,6 @@ class Evaluation(_Part):
     advice: Advice
     notes: list[str] = Field(description="What a reader has to know about these figures.")
 
-    def speed(self, domain: str, candidate: str, temperature: float, length: int, batch: int) -> float | None:
-        """One prediction, if it was made."""
-        wanted = (domain, candidate, temperature, length, batch)
-        for one in self.speeds:
-            if (one.domain, one.candidate, one.temperature, one.length, one.batch) == wanted:
-                return one.predicted
-        return None
-
     def best(self, domain: str, candidate: str, temperature: float, batch: int) -> Speed | None:
         """The length at which a candidate is predicted to be fastest."""
         wanted = (domain, candidate, temperature, batch)

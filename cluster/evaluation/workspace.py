@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from cluster.config import FleetConfig
 from cluster.environment import fleet_environment, make_folder
+from cluster.evaluation.candidates import EvaluationError
 from cluster.processes import stop_processes
 
 
@@ -38,7 +39,7 @@ def workspace(config: FleetConfig) -> Iterator[Workspace]:
     """Everything that is started within ends with the block, whatever ends it: also Ctrl-C and SIGTERM.
 
     Standard output and error of this process and of those that it starts go to the log meanwhile: engines
-    talk a lot. After an error the log is kept, and named by `Workspace.log.name`; else it is removed.
+    talk a lot. After a failure the log is kept, under `Workspace.log.name`; else it is removed.
     """
     folder = make_folder(0)
     environment = fleet_environment(config, folder, os.environ) | {"VLLM_LOGGING_LEVEL": "WARNING"}
@@ -54,8 +55,9 @@ def workspace(config: FleetConfig) -> Iterator[Workspace]:
             _nothing_left(folder),
         ):
             yield Workspace(log, environment, terminal)
-    except Exception:
-        keep = True  # what was stopped on purpose needs no explanation, what failed does
+    except Exception as error:
+        # What a user wrote wrongly says all itself; what failed needs the words of the processes.
+        keep = not isinstance(error, EvaluationError) or error.__cause__ is not None
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
