@@ -24,6 +24,7 @@ class Effort:
         timed_prompts: most prompts per domain that are run against the clock, greedily; half of them where
             there is one at a time.
         timed_samples: likewise at temperatures above 0, where chance asks for more.
+        timed_steps: most steps of one run against the clock: short runs in turn see the same machine.
         rivals: whether the candidate predicted to be best is measured too, where it is not the domain's.
         budget_s: seconds after which nothing more is measured; None measures everything.
         eager: whether the verifier runs without compiled code, which starts a minute sooner.
@@ -38,6 +39,7 @@ class Effort:
     temperatures: tuple[float, ...]
     timed_prompts: int
     timed_samples: int
+    timed_steps: int
     rivals: bool
     budget_s: float | None
     eager: bool
@@ -71,14 +73,15 @@ def within(batches: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 QUICK: Final = Effort(
     prompts=4,
-    samples=8,
+    samples=4,
     max_tokens=48,
     calibration_steps=10,
     lengths=(2, 4),
     batches=(1, 4),
     temperatures=(0.0, 0.8),
-    timed_prompts=4,
-    timed_samples=8,
+    timed_prompts=6,
+    timed_samples=4,
+    timed_steps=24,
     rivals=False,
     budget_s=300.0,
     eager=True,
@@ -92,8 +95,9 @@ FULL: Final = Effort(
     lengths=(1, 2, 4),
     batches=(1, 4, 16),
     temperatures=(0.0, 0.8),
-    timed_prompts=8,
-    timed_samples=16,
+    timed_prompts=16,
+    timed_samples=32,
+    timed_steps=32,
     rivals=True,
     budget_s=None,
     eager=False,

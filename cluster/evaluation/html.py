@@ -176,7 +176,7 @@ def _tables(result: Evaluation) -> str:
         parts.append("<h3>Predicted against measured, same prompts</h3>")
         heads = ["domain", "draft", "T", "k", "batch", "tokens/s plain", "tokens/s drafts"]
         heads += ["predicted", "measured", "error", "tokens a step, predicted", "seen"]
-        heads += ["ms a step, predicted", "seen"]
+        heads += ["step in plain steps, predicted", "seen"]
         parts.append(
             _table(
                 heads,
@@ -194,8 +194,8 @@ def _tables(result: Evaluation) -> str:
                         error_text(one),
                         f"{one.predicted_length:.2f}",
                         f"{one.measured_length:.2f}",
-                        f"{one.predicted_step_ms:.1f}",
-                        f"{one.measured_step_ms:.1f}",
+                        f"{one.predicted_step_ratio:.2f}",
+                        f"{one.measured_step_ratio:.2f}",
                     ]
                     for one in result.measurements
                 ],

@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cluster.evaluation.result import Measurement, Speed
-from deployments.evaluation.costs import FleetCosts
+from deployments.evaluation.costs import FleetCosts, StepSample
+from deployments.evaluation.drift import around, interleave
 from deployments.evaluation.rig import BatchTiming, Rig
 from deployments.evaluation.scoring import VerifierText
 from deployments.evaluation.walk import BatchReplay, group, replay_batch
@@ -19,46 +21,77 @@ if TYPE_CHECKING:
 
 #: Steps of a batch that only wake caches and connections.
 _WARM_UP_STEPS = 4
+#: So many runs with drafts lie between two plain ones.
+_YARDSTICK_EVERY = 2
+
+#: Who proposes in a run, and how many tokens.
+Way = tuple[str | None, int]
+_PLAIN: Way = (None, 0)
 
 
 def learn_costs(task: Task, rig: Rig, texts: Texts, progress: Progress) -> dict[bool, FleetCosts]:
     """Step times and waits by batch size, from short runs on prompts of all domains mixed.
 
     Every drafter runs at the shortest and at the longest proposal, which settles what its tokens cost; the
-    lengths between are run with the first of them, since the verifier does not care who proposed.
+    lengths between are run with the first of them, since the verifier does not care who proposed. Plain runs
+    in between say how fast the machine was just then.
 
     Returns:
         Costs by whether the verifier samples: sampling costs time of its own.
     """
     effort = task.effort
     progress.stage("learning what steps cost")
-    lengths = effort.predicted_lengths
     names = [candidate.name for candidate in task.models]
-    runs: list[tuple[bool, int, str | None, int]] = []
     sampled = [False] * (min(effort.temperatures) == 0) + [True] * (max(effort.temperatures) > 0)
-    for rows in effort.batches:
-        for warm in sampled:
-            # Where both kinds are run, waits are known from the greedy ones: drafters do not sample.
-            drafters = names if warm == sampled[0] else names[:1]
-            runs.append((warm, rows, None, 0))
-            for number, drafter in enumerate(drafters):
-                ends = {lengths[0], lengths[-1]} if number or warm else set(lengths)
-                runs += [(warm, rows, drafter, length) for length in sorted(ends)]
-            runs.append((warm, rows, None, 0))  # at both ends, so that a machine that drifts is averaged
     costs = {warm: FleetCosts(task.config.speculation, effort.longest) for warm in sampled}
     prompts = _mixed(texts)
     rig.time_batch(prompts[:1], 64, 0.0, names[0], 1, steps=_WARM_UP_STEPS, stop_at_end=False)
-    for number, (warm, rows, name, length) in enumerate(runs):
-        temperature = max(effort.temperatures) if warm else 0.0
-        steps, limit = effort.calibration_steps, effort.calibration_tokens
-        batch = [prompts[(number + row) % len(prompts)] for row in range(rows)]
-        timing = rig.time_batch(batch, limit, temperature, name, length, steps=steps, stop_at_end=False)
-        costs[warm].observe(name, timing.samples)
-        if name is not None and warm == sampled[0]:
-            for other in sampled[1:]:
-                costs[other].observe_waits(name, timing.samples)
-        progress.step((number + 1) / len(runs), f"batch {rows}, {name or 'plain'}, k = {length}")
+    parts = [(rows, warm) for rows in effort.batches for warm in sampled]
+    for number, (rows, warm) in enumerate(parts):
+        # Where both kinds are run, waits are known from the greedy ones: drafters do not sample.
+        runs = _calibration_runs(names if warm == sampled[0] else names[:1], effort.predicted_lengths)
+        timings: list[BatchTiming] = []
+        for at, (name, length) in enumerate(runs):
+            progress.step((number + at / len(runs)) / len(parts), f"batch {rows}, {name or 'plain'}")
+            batch = [prompts[(at + row) % len(prompts)] for row in range(rows)]
+            timings.append(
+                rig.time_batch(
+                    batch,
+                    effort.calibration_tokens,
+                    max(effort.temperatures) if warm else 0.0,
+                    name,
+                    length,
+                    steps=effort.calibration_steps,
+                    stop_at_end=False,
+                )
+            )
+        for (name, _), samples in zip(runs, steadied(runs, timings), strict=True):
+            costs[warm].observe(name, samples)
+            if name is not None and warm == sampled[0]:
+                for other in sampled[1:]:
+                    costs[other].observe_waits(name, samples)
     return costs
+
+
+def _calibration_runs(names: Sequence[str], lengths: Sequence[int]) -> list[Way]:
+    runs: list[Way] = []
+    for number, name in enumerate(names):
+        chosen = lengths if number == 0 else sorted({lengths[0], lengths[-1]})
+        runs += [(name, length) for length in chosen]
+    return interleave(runs, _PLAIN, _YARDSTICK_EVERY)
+
+
+def steadied(runs: Sequence[Way], timings: Sequence[BatchTiming]) -> list[list[StepSample]]:
+    """The steps of each run as they would have been had the machine always been as fast as in the middle."""
+    plain = [
+        median(sample.verify_s for sample in timing.samples) if way == _PLAIN and timing.samples else None
+        for way, timing in zip(runs, timings, strict=True)
+    ]
+    usual = median(value for value in plain if value is not None)
+    return [
+        [sample.scaled(usual / local) for sample in timing.samples]
+        for timing, local in zip(timings, around(plain), strict=True)
+    ]
 
 
 def _mixed(texts: Texts) -> list[list[int]]:
@@ -78,30 +111,43 @@ class _Block:
     temperature: float
     rows: int
     groups: list[list[int]]
-    drafts: list[tuple[str, int]]
+    drafts: list[Way]
 
 
 @dataclass(slots=True)
 class _Clocked:
-    """The batches of one way to decode."""
+    """The runs of one way to decode, and plain steps beside them.
+
+    Attributes:
+        timings: the runs.
+        plain_s: seconds of a plain step at the time of each.
+    """
 
     timings: list[BatchTiming] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
+        """Of all runs."""
         return sum(timing.seconds for timing in self.timings)
 
     @property
     def steps(self) -> int:
+        """Of all runs."""
         return sum(timing.steps for timing in self.timings)
 
     @property
     def written(self) -> int:
+        """Tokens of all runs."""
         return sum(timing.written for timing in self.timings)
 
     @property
-    def rate(self) -> float:
-        return self.written / self.seconds if self.seconds else 0.0
+    def plain_seconds(self) -> float:
+        """What plain decoding would have taken for the same tokens, at the times of the runs."""
+        return sum(
+            timing.written / timing.rows * plain
+            for timing, plain in zip(self.timings, self.plain_s, strict=True)
+        )
 
 
 def measure(
@@ -129,7 +175,7 @@ def measure(
     """
     progress.stage("measuring")
     blocks = _blocks(task, findings.texts, speeds)
-    weights = [_expected_s(block, findings, costs) for block in blocks]
+    weights = [_expected_s(block, task, findings, costs) for block in blocks]
     measurements: list[Measurement] = []
     left_out = 0
     for number, block in enumerate(blocks):
@@ -139,7 +185,7 @@ def measure(
         done = sum(weights[:number]) / max(sum(weights), 1e-9)
         sampled = f", temperature {block.temperature:g}" if block.temperature else ""
         progress.step(done, f"{block.domain}, batch {block.rows}{sampled}")
-        measurements += _run(block, rig, findings, costs)
+        measurements += _run(block, task, rig, findings, costs)
     progress.step(1.0)
     remarks = []
     if left_out:
@@ -165,7 +211,7 @@ def _blocks(task: Task, texts: Texts, speeds: Sequence[Speed]) -> list[_Block]:
                 names = [settings.draft]
                 if effort.rivals:
                     names += _rivals(task, speeds, domain, temperature, rows, settings.draft)
-                drafts = [(name, length) for name in names for length in lengths]
+                drafts: list[Way] = [(name, length) for name in names for length in lengths]
                 groups = group(count, rows)
                 blocks.append(_Block(domain, temperature, rows, groups, drafts))
     return blocks
@@ -185,91 +231,108 @@ def _rivals(
     return [] if best.candidate == present else [best.candidate]
 
 
-def _run(block: _Block, rig: Rig, findings: Findings, costs: Mapping[bool, FleetCosts]) -> list[Measurement]:
+def _run(
+    block: _Block, task: Task, rig: Rig, findings: Findings, costs: Mapping[bool, FleetCosts]
+) -> list[Measurement]:
     texts = findings.texts[block.domain, block.temperature]
-    ways: list[tuple[str | None, int]] = [(None, 0), *block.drafts]
-    clocked = {way: _Clocked() for way in ways}
-    for number, chosen in enumerate(block.groups):
-        prompts = [texts[index].prompt for index in chosen]
+    order: list[tuple[Way, int]] = []
+    for number in range(len(block.groups)):
         # Back and forth, so that whatever else the machine does falls on all alike.
-        for name, length in ways if number % 2 == 0 else reversed(ways):
-            timing = rig.time_batch(prompts, texts[0].limit, block.temperature, name, length)
-            if timing.steps:
-                clocked[name, length].timings.append(timing)
-    plain = clocked[None, 0]
+        drafts = block.drafts if number % 2 == 0 else list(reversed(block.drafts))
+        order += [(draft, number) for draft in drafts]
+    runs: list[Way] = []
+    timings: list[BatchTiming] = []
+    groups: list[int] = []
+    for way, number in interleave(order, (_PLAIN, -1), _YARDSTICK_EVERY):
+        chosen = number if number >= 0 else (groups[-1] if groups else 0)
+        prompts = [texts[index].prompt for index in block.groups[chosen]]
+        timing = rig.time_batch(
+            prompts, texts[0].limit, block.temperature, *way, steps=task.effort.timed_steps
+        )
+        if timing.steps:
+            runs.append(way)
+            timings.append(timing)
+            groups.append(chosen)
+    plain = [
+        timing.seconds / timing.steps if way == _PLAIN else None
+        for way, timing in zip(runs, timings, strict=True)
+    ]
+    clocked: dict[Way, _Clocked] = {way: _Clocked() for way in block.drafts}
+    if any(value is not None for value in plain):
+        for way, timing, local in zip(runs, timings, around(plain), strict=True):
+            if way != _PLAIN:
+                clocked[way].timings.append(timing)
+                clocked[way].plain_s.append(local)
     return [
-        _compare(block, name, length, clocked[name, length], plain, findings.scores, costs)
-        for name, length in block.drafts
-        if clocked[name, length].steps and plain.steps
+        _compare(block, way, clocked[way], _replays(block, task, findings.scores, way), costs)
+        for way in block.drafts
+        if clocked[way].steps
     ]
 
 
 def _compare(
     block: _Block,
-    name: str,
-    length: int,
-    drafted: _Clocked,
-    plain: _Clocked,
-    scores: Scores,
+    way: Way,
+    clocked: _Clocked,
+    foretold: Sequence[BatchReplay],
     costs: Mapping[bool, FleetCosts],
 ) -> Measurement:
     learnt = costs[block.temperature > 0]
-    foretold = _replays(block, scores, name, length)
+    name, length = way
     predicted = learnt.speedup(name, length, foretold)
-    measured = drafted.rate / plain.rate
+    measured = clocked.plain_seconds / clocked.seconds
     steps = sum(replay.steps for replay in foretold)
-    seconds = sum(
-        learnt.step_s(replay.rows, proposed) + learnt.wait_s(name, replay.rows, length)
-        for replay in foretold
-        for proposed in replay.proposed
-    )
     written = sum(replay.written for replay in foretold)
     return Measurement(
         domain=block.domain,
-        candidate=name,
+        candidate=str(name),
         temperature=block.temperature,
         length=length,
         batch=block.rows,
         predicted=round(predicted, 4),
         measured=round(measured, 4),
         error=round(predicted / measured - 1.0, 4),
-        chance=round(_chance(foretold, drafted), 4) if block.temperature else 0.0,
-        plain_rate=round(plain.rate, 2),
-        drafted_rate=round(drafted.rate, 2),
+        chance=round(_chance(foretold, clocked), 4) if block.temperature else 0.0,
+        plain_rate=round(clocked.written / clocked.plain_seconds, 2),
+        drafted_rate=round(clocked.written / clocked.seconds, 2),
         predicted_length=round(written / (steps * block.rows), 4),
-        measured_length=round(drafted.written / (drafted.steps * block.rows), 4),
-        predicted_step_ms=round(1e3 * seconds / steps, 3),
-        measured_step_ms=round(1e3 * drafted.seconds / drafted.steps, 3),
+        measured_length=round(clocked.written / (clocked.steps * block.rows), 4),
+        predicted_step_ratio=round(written / (steps * block.rows) / predicted, 4),
+        measured_step_ratio=round(clocked.written / (clocked.steps * block.rows) / measured, 4),
+        step_ms=round(1e3 * clocked.seconds / clocked.steps, 3),
     )
 
 
-def _replays(block: _Block, scores: Scores, name: str, length: int) -> list[BatchReplay]:
-    texts = scores[block.domain, name, block.temperature]
-    return [replay_batch([texts[index] for index in chosen], length) for chosen in block.groups]
+def _replays(block: _Block, task: Task, scores: Scores, way: Way) -> list[BatchReplay]:
+    name, length = way
+    texts = scores[block.domain, str(name), block.temperature]
+    return [
+        replay_batch([texts[index] for index in chosen], length, most=task.effort.timed_steps)
+        for chosen in block.groups
+    ]
 
 
-def _chance(foretold: Sequence[BatchReplay], drafted: _Clocked) -> float:
+def _chance(foretold: Sequence[BatchReplay], clocked: _Clocked) -> float:
     """Relative standard error of foretold over seen tokens per step; both are samples of the same kind."""
     written = sum(replay.written for replay in foretold)
     variance = sum(replay.variance for replay in foretold)
     steps = sum(replay.steps * replay.rows for replay in foretold)
-    seen = sum(timing.steps * timing.rows for timing in drafted.timings)
+    seen = sum(timing.steps * timing.rows for timing in clocked.timings)
     relative = variance / written**2
     return math.sqrt(relative * (1.0 + steps / max(seen, 1)))
 
 
-def _expected_s(block: _Block, findings: Findings, costs: Mapping[bool, FleetCosts]) -> float:
+def _expected_s(block: _Block, task: Task, findings: Findings, costs: Mapping[bool, FleetCosts]) -> float:
     """Seconds that a block will take, prompts included."""
     learnt = costs[block.temperature > 0]
     texts = findings.texts[block.domain, block.temperature]
-    seconds = 0.0
-    for chosen in block.groups:
-        plain = min(len(texts[index].answer) for index in chosen) - 1
-        seconds += plain * learnt.step_s(block.rows)
-        seconds += (1 + len(block.drafts)) * 2 * learnt.step_s(block.rows, 4 * block.rows)
+    prompt_s = 2 * learnt.step_s(block.rows, 4 * block.rows)
+    shortest = min(len(texts[index].answer) for chosen in block.groups for index in chosen) - 1
+    runs = len(block.groups) * len(block.drafts)
+    plain = -(-runs // _YARDSTICK_EVERY) + 1
+    seconds = plain * (prompt_s + min(shortest, task.effort.timed_steps) * learnt.step_s(block.rows))
     for name, length in block.drafts:
-        for replay in _replays(block, findings.scores, name, length):
-            seconds += replay.steps * (
-                learnt.step_s(block.rows, block.rows * length) + learnt.wait_s(name, block.rows, length)
-            )
+        for replay in _replays(block, task, findings.scores, (name, length)):
+            ratio = learnt.step_ratio(name, block.rows, length)
+            seconds += prompt_s + replay.steps * ratio * learnt.step_s(block.rows)
     return seconds

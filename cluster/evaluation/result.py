@@ -112,8 +112,11 @@ class Measurement(_Part):
     drafted_rate: float = Field(description="Tokens per second with them.")
     predicted_length: float = Field(description="Foretold tokens per row and step.")
     measured_length: float = Field(description="Tokens per row and step that were seen.")
-    predicted_step_ms: float = Field(description="Foretold milliseconds per step.")
-    measured_step_ms: float = Field(description="Milliseconds per step that were seen.")
+    predicted_step_ratio: float = Field(description="Foretold time of a step, in plain steps.")
+    measured_step_ratio: float = Field(
+        description="Time of a step that was seen, in the plain steps beside it."
+    )
+    step_ms: float = Field(description="Milliseconds per step that were seen.")
 
 
 class BatchAdvice(_Part):

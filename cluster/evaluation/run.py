@@ -118,9 +118,7 @@ def run(task: Task, log: IO[Any], environment: Mapping[str, str], progress: Prog
         from deployments.evaluation.rig import Rig
         from deployments.verifier.offline import OfflineVerifier
 
-        changed: dict[str, Any] = {"logprobs_mode": "processed_logprobs"}
-        if effort.eager:
-            changed["enforce_eager"] = True
+        changed: dict[str, Any] = {"enforce_eager": True} if effort.eager else {}
         verifier = OfflineVerifier(config.verifier, task.verifier, _plan(task), **changed)
         try:
             progress.step(0.8, "connecting")

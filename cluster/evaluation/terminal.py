@@ -89,13 +89,13 @@ def _acceptance(found: Acceptance) -> tuple[str, str]:
 
 def _costs(result: Evaluation) -> Table:
     lengths = result.lengths
-    table = _table("What a drafted token costs, and the acceptance per judged token that pays")
+    table = _table("What a drafted token costs, and the acceptance from which length k pays")
     table.add_column("candidate", no_wrap=True)
-    table.add_column("batch", justify="right")
-    table.add_column("plain\nstep", justify="right")
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("plain\nstep", justify="right", no_wrap=True)
     table.add_column("a drafted token", justify="right", no_wrap=True)
     for length in lengths:
-        table.add_column(f"pays at\nk = {length}", justify="right", no_wrap=True)
+        table.add_column(f"k = {length}", justify="right", no_wrap=True)
     for cost in result.costs:
         even = [cost.break_even[length] for length in lengths]
         table.add_row(

@@ -7,7 +7,7 @@ time W(R, k) that a step waits for proposals of k tokens. Decoding plainly write
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.evaluation.walk import BatchReplay
 from router.costs import StepCost, WaitCost
@@ -34,6 +34,10 @@ class StepSample:
     verify_s: float
     asked: int
     wait_s: float
+
+    def scaled(self, factor: float) -> StepSample:
+        """The same step on a machine that needs `factor` times as long."""
+        return replace(self, verify_s=self.verify_s * factor, wait_s=self.wait_s * factor)
 
 
 class FleetCosts:

@@ -170,13 +170,19 @@ class BatchReplay:
         return len(self.proposed)
 
 
-def replay_batch(texts: Sequence[ScoredText], length: int, begun: Sequence[int] | None = None) -> BatchReplay:
+def replay_batch(
+    texts: Sequence[ScoredText],
+    length: int,
+    begun: Sequence[int] | None = None,
+    most: int | None = None,
+) -> BatchReplay:
     """Replay texts as one batch.
 
     Args:
         texts: the rows.
         length: tokens asked for in every step; 0 is plain decoding.
         begun: tokens that each row has already; None is one, the one that comes with the prompt.
+        most: steps after which to stop; None goes on until the first text ends.
 
     Raises:
         ValueError: there is no text, or one has fewer than two tokens: nothing is left to decode.
@@ -187,6 +193,8 @@ def replay_batch(texts: Sequence[ScoredText], length: int, begun: Sequence[int] 
     proposed: list[int] = []
     written, squares, mean = 0.0, 0.0, 0.0
     while all(place < len(text) for place, text in zip(places, texts, strict=True)):
+        if len(proposed) == most:
+            break
         step = 0
         for row, text in enumerate(texts):
             outcome = text.at(places[row], length)

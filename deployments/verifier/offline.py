@@ -76,7 +76,13 @@ class OfflineVerifier:
         from vllm import LLM
 
         width = plan.speculation.max_draft_tokens
-        arguments = {"disable_log_stats": True, **engine_arguments(settings, width), **changes}
+        arguments: dict[str, Any] = {
+            "disable_log_stats": True,
+            # Log probabilities after temperature: the odds by which proposals are accepted.
+            "logprobs_mode": "processed_logprobs",
+            **engine_arguments(settings, width),
+            **changes,
+        }
         for name in SERVERS_ONLY:
             arguments.pop(name, None)
         self.llm: LLM = LLM(str(model), **arguments)

@@ -75,8 +75,9 @@ def evaluation(gains: Gains, *, measured: float | None = 1.1, odd: str = "") -> 
                 drafted_rate=16.0 * measured,
                 predicted_length=1.4,
                 measured_length=1.4,
-                predicted_step_ms=70.0,
-                measured_step_ms=71.0,
+                predicted_step_ratio=1.25,
+                measured_step_ratio=1.27,
+                step_ms=71.0,
             )
         )
     return Evaluation(
