@@ -28,6 +28,11 @@ class VerifierText:
     limit: int
     choices: list[dict[int, float]]
 
+    @property
+    def ended(self) -> bool:
+        """Whether the answer ended by itself: nothing is proposed past the token that ends it."""
+        return len(self.answer) < self.limit
+
     def odds(self, place: int, token: int) -> float:
         """Chance that the verifier accepts a token at a place; none for unlikely ones."""
         if not self.choices:
@@ -60,7 +65,7 @@ def score_draft(engine: DraftEngine, texts: Sequence[VerifierText], longest: int
         right = [place < len(guesses) and guesses[place] == text.answer[place] for place in range(count)]
         # The draft's window ends a proposal, however long it was asked to be.
         room = [max(0, min(longest, engine.window - start - place)) for place in range(count)]
-        scored.append(_chained(right, odds, room, text.limit, longest))
+        scored.append(_chained(right, odds, room, text, longest))
     return scored
 
 
@@ -84,7 +89,7 @@ def score_source(make: Callable[[], Source], texts: Sequence[VerifierText], long
                 good += 1
             judged = proposal[: min(good + 1, len(coming))]
             chances = [text.odds(place + offset, token) for offset, token in enumerate(judged)]
-            proposed.append(len(proposal))
+            proposed.append(good if text.ended and place + good == len(text.answer) else len(proposal))
             matched.append(good)
             odds.append([*chances, *[0.0] * (len(proposal) - len(chances))])
         source.learn(text.prompt, text.answer)
@@ -93,7 +98,7 @@ def score_source(make: Callable[[], Source], texts: Sequence[VerifierText], long
 
 
 def _chained(
-    right: Sequence[bool], odds: Sequence[float], room: Sequence[int], limit: int, longest: int
+    right: Sequence[bool], odds: Sequence[float], room: Sequence[int], text: VerifierText, longest: int
 ) -> ScoredText:
     """From one guess per place to proposals: as long as all before was right, the next guess counts."""
     count = len(right)
@@ -102,8 +107,13 @@ def _chained(
         run = run + 1 if right[place] else 0
         runs[place] = run
     matched = [min(runs[place], room[place]) for place in range(count)]
+    if text.ended:  # the proposer cuts proposals at the token that ends the answer
+        room = [
+            min(space, count - place) if runs[place] == count - place else space
+            for place, space in enumerate(room)
+        ]
     chances = [
         [odds[place + offset] if place + offset < count else 0.0 for offset in range(longest)]
         for place in range(count)
     ]
-    return ScoredText(room, matched, chances, limit)
+    return ScoredText(room, matched, chances, text.limit)

@@ -53,6 +53,21 @@ def test_one_wrong_token_ends_exactly_the_proposals_that_reach_it(folder: Path) 
     assert scored.odds[3] == [1.0, 1.0, 1.0, 0.0]
 
 
+def test_nothing_is_proposed_past_the_token_that_ends_an_answer(folder: Path) -> None:
+    prompt = [3, 5, 8]
+    answer = greedy(folder, prompt, 8)
+    engine = build_engine(SETTINGS, draft=folder, verifier=folder)
+    [cut, ended] = score_draft(
+        engine, [VerifierText(prompt, answer, 8, []), VerifierText(prompt, answer, 64, [])], 4
+    )
+    assert list(cut.proposed) == [4] * 8  # the limit takes care of the end
+    assert list(ended.proposed) == [4, 4, 4, 4, 4, 3, 2, 1]
+    assert walk([cut], 4).rate == walk([ended], 4).rate == 1.0
+    repeated = VerifierText([1, 2, 3, 9, 1, 2], [3, 9], 64, [])
+    [looked_up] = score_source(NgramSource, [repeated], 4)
+    assert (looked_up.proposed[0], looked_up.matched[0]) == (2, 2)
+
+
 def test_nothing_is_proposed_past_the_drafts_window(folder: Path) -> None:
     window = LLAMA["max_position_embeddings"]
     prompt = [(7 * place) % 60 for place in range(window - 3)]
