@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cluster.evaluation.result import Measurement, Speed
 from deployments.evaluation.costs import FleetCosts, StepSample
-from deployments.evaluation.drift import around, interleave
+from deployments.evaluation.drift import Yardsticks, around, interleave
 from deployments.evaluation.rig import BatchTiming, Rig
 from deployments.evaluation.scoring import VerifierText
 from deployments.evaluation.walk import BatchReplay, group, replay_batch
@@ -24,12 +24,17 @@ _WARM_UP_STEPS = 4
 #: So many runs with drafts lie between two plain ones.
 _YARDSTICK_EVERY = 2
 
+#: Plain steps that differ by more than this come from a machine with something else to do.
+_STEADY = 1.35
+
 #: Who proposes in a run, and how many tokens.
 Way = tuple[str | None, int]
 _PLAIN: Way = (None, 0)
 
 
-def learn_costs(task: Task, rig: Rig, texts: Texts, progress: Progress) -> dict[bool, FleetCosts]:
+def learn_costs(
+    task: Task, rig: Rig, texts: Texts, progress: Progress, yardsticks: Yardsticks
+) -> dict[bool, FleetCosts]:
     """Step times and waits by batch size, from short runs on prompts of all domains mixed.
 
     Every drafter runs at the shortest and at the longest proposal, which settles what its tokens cost; the
@@ -65,7 +70,9 @@ def learn_costs(task: Task, rig: Rig, texts: Texts, progress: Progress) -> dict[
                     stop_at_end=False,
                 )
             )
-        for (name, _), samples in zip(runs, steadied(runs, timings), strict=True):
+        plain = _plain_steps(runs, timings)
+        yardsticks.add(rows, warm, plain)
+        for (name, _), samples in zip(runs, steadied(timings, plain), strict=True):
             costs[warm].observe(name, samples)
             if name is not None and warm == sampled[0]:
                 for other in sampled[1:]:
@@ -81,12 +88,21 @@ def _calibration_runs(names: Sequence[str], lengths: Sequence[int]) -> list[Way]
     return interleave(runs, _PLAIN, _YARDSTICK_EVERY)
 
 
-def steadied(runs: Sequence[Way], timings: Sequence[BatchTiming]) -> list[list[StepSample]]:
-    """The steps of each run as they would have been had the machine always been as fast as in the middle."""
-    plain = [
+def _plain_steps(runs: Sequence[Way], timings: Sequence[BatchTiming]) -> list[float | None]:
+    """Seconds of a step of each plain run, hiccups left out; None for the others."""
+    return [
         median(sample.verify_s for sample in timing.samples) if way == _PLAIN and timing.samples else None
         for way, timing in zip(runs, timings, strict=True)
     ]
+
+
+def steadied(timings: Sequence[BatchTiming], plain: Sequence[float | None]) -> list[list[StepSample]]:
+    """The steps of each run as they would have been had the machine always been as fast as in the middle.
+
+    Args:
+        timings: the runs.
+        plain: seconds of a step of each plain one, None for the others.
+    """
     usual = median(value for value in plain if value is not None)
     return [
         [sample.scaled(usual / local) for sample in timing.samples]
@@ -158,6 +174,7 @@ def measure(
     speeds: Sequence[Speed],
     deadline: float | None,
     progress: Progress,
+    yardsticks: Yardsticks,
 ) -> tuple[list[Measurement], list[str]]:
     """Measure the domains' drafts, each against plain decoding of the same prompts right before or after.
 
@@ -169,9 +186,10 @@ def measure(
         speeds: predictions, to find rivals of the domains' drafts.
         deadline: monotonic time in seconds after which nothing more begins; None for none.
         progress: who is told how far it is.
+        yardsticks: of the costs; more are added.
 
     Returns:
-        The measurements, and remarks on what was left out.
+        The measurements, and remarks on what was left out and on how steady the machine was.
     """
     progress.stage("measuring")
     blocks = _blocks(task, findings.texts, speeds)
@@ -185,13 +203,18 @@ def measure(
         done = sum(weights[:number]) / max(sum(weights), 1e-9)
         sampled = f", temperature {block.temperature:g}" if block.temperature else ""
         progress.step(done, f"{block.domain}, batch {block.rows}{sampled}")
-        measurements += _run(block, task, rig, findings, costs)
+        measurements += _run(block, task, rig, findings, costs, yardsticks)
     progress.step(1.0)
     remarks = []
     if left_out:
         remarks.append(
             f"{left_out} of {left_out + len(measurements)} measurements were left out for lack of time; "
             "without --quick everything is measured."
+        )
+    if yardsticks.spread > _STEADY:
+        remarks.append(
+            f"The machine was not steady: the same plain steps took up to {yardsticks.spread:.1f} times as "
+            "long as at best. Speeds are less sure than they look: end what else runs here, and repeat."
         )
     return measurements, remarks
 
@@ -232,7 +255,12 @@ def _rivals(
 
 
 def _run(
-    block: _Block, task: Task, rig: Rig, findings: Findings, costs: Mapping[bool, FleetCosts]
+    block: _Block,
+    task: Task,
+    rig: Rig,
+    findings: Findings,
+    costs: Mapping[bool, FleetCosts],
+    yardsticks: Yardsticks,
 ) -> list[Measurement]:
     texts = findings.texts[block.domain, block.temperature]
     order: list[tuple[Way, int]] = []
@@ -257,6 +285,7 @@ def _run(
         timing.seconds / timing.steps if way == _PLAIN else None
         for way, timing in zip(runs, timings, strict=True)
     ]
+    yardsticks.add(block.rows, block.temperature > 0, _plain_steps(runs, timings))
     clocked: dict[Way, _Clocked] = {way: _Clocked() for way in block.drafts}
     if any(value is not None for value in plain):
         for way, timing, local in zip(runs, timings, around(plain), strict=True):

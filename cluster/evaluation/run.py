@@ -20,6 +20,7 @@ from cluster.evaluation.result import Advice, CandidateInfo, DomainInfo, Evaluat
 from cluster.evaluation.tables import acceptance_of, costs_of, speeds_of
 from deployments.drafter.build import build_engine
 from deployments.evaluation.drafters import DrafterProcesses, DraftToServe
+from deployments.evaluation.drift import Yardsticks
 from deployments.evaluation.lookup import Source
 from deployments.evaluation.scoring import VerifierText, score_draft, score_source
 from deployments.evaluation.walk import ScoredText
@@ -128,10 +129,13 @@ def run(task: Task, log: IO[Any], environment: Mapping[str, str], progress: Prog
             rig.connect(peers)
             _write(task, rig, _tokenise(task, verifier.llm.get_tokenizer()), findings, progress)
             _score(task, findings, progress)
-            costs = learn_costs(task, rig, findings.texts, progress)
+            yardsticks = Yardsticks()
+            costs = learn_costs(task, rig, findings.texts, progress, yardsticks)
             speeds = speeds_of(task, findings.scores, costs)
             deadline = None if effort.budget_s is None else began + effort.budget_s
-            measurements, remarks = measure(task, rig, findings, costs, speeds, deadline, progress)
+            measurements, remarks = measure(
+                task, rig, findings, costs, speeds, deadline, progress, yardsticks
+            )
         finally:
             verifier.close()
     findings.notes += remarks

@@ -35,6 +35,23 @@ def around(yardsticks: Sequence[float | None]) -> list[float]:
     return found
 
 
+class Yardsticks:
+    """What yardstick runs of the same kind showed over a whole evaluation."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, bool], list[float]] = {}
+
+    def add(self, rows: int, sampled: bool, seconds: Sequence[float | None]) -> None:
+        """Take in the step times of some runs; None for those that were no yardsticks."""
+        known = [value for value in seconds if value is not None]
+        self._seconds.setdefault((rows, sampled), []).extend(known)
+
+    @property
+    def spread(self) -> float:
+        """How many times longer the slowest took than the fastest, where that differs most; at least 1."""
+        return max((max(one) / min(one) for one in self._seconds.values() if one), default=1.0)
+
+
 def _last_known(values: Sequence[float | None]) -> list[float | None]:
     last: float | None = None
     found = []

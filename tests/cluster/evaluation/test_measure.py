@@ -19,6 +19,7 @@ from cluster.evaluation.run import Findings, Task
 from cluster.evaluation.tables import acceptance_of, costs_of, speeds_of
 from deployments.drafter.settings import DraftSettings
 from deployments.evaluation.costs import StepSample
+from deployments.evaluation.drift import Yardsticks
 from deployments.evaluation.rig import BatchTiming
 from deployments.evaluation.scoring import VerifierText
 from deployments.evaluation.walk import ScoredText, replay_batch
@@ -122,9 +123,10 @@ def evaluated(
     effort: Effort, drift: float = 0.0, deadline: float | None = None
 ) -> tuple[Task, SimulatedRig, list[Measurement], list[str]]:
     task, rig, findings = stage(effort, drift)
-    costs = learn_costs(task, rig, findings.texts, Silent())  # type: ignore[arg-type]
+    yardsticks = Yardsticks()
+    costs = learn_costs(task, rig, findings.texts, Silent(), yardsticks)  # type: ignore[arg-type]
     speeds = speeds_of(task, findings.scores, costs)
-    measurements, remarks = measure(task, rig, findings, costs, speeds, deadline, Silent())  # type: ignore[arg-type]
+    measurements, remarks = measure(task, rig, findings, costs, speeds, deadline, Silent(), yardsticks)  # type: ignore[arg-type]
     assert len(costs_of(task, costs)) == 2 * len(effort.batches)
     assert len(acceptance_of(task, findings.scores)) == 4
     return task, rig, measurements, remarks
@@ -147,8 +149,9 @@ def test_predictions_come_true_on_a_steady_machine() -> None:
 
 def test_a_machine_that_is_not_always_equally_fast_does_not_mislead() -> None:
     """By half slower and faster again within a minute: plain runs in between take it out."""
-    _, _, measurements, _ = evaluated(QUICK, drift=0.5)
+    _, _, measurements, remarks = evaluated(QUICK, drift=0.5)
     assert max(abs(one.error) for one in measurements) < 0.10
+    assert "The machine was not steady" in remarks[0]
 
 
 def test_drift_is_what_plain_runs_take_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +170,10 @@ def test_without_quick_the_candidate_that_is_predicted_to_be_better_is_measured_
         for name, domain in task.config.domains.items()
     }
     task = replace(task, config=task.config.model_copy(update={"domains": domains}))
-    costs = learn_costs(task, rig, findings.texts, Silent())  # type: ignore[arg-type]
+    yardsticks = Yardsticks()
+    costs = learn_costs(task, rig, findings.texts, Silent(), yardsticks)  # type: ignore[arg-type]
     speeds = speeds_of(task, findings.scores, costs)
-    measurements, _ = measure(task, rig, findings, costs, speeds, None, Silent())  # type: ignore[arg-type]
+    measurements, _ = measure(task, rig, findings, costs, speeds, None, Silent(), yardsticks)  # type: ignore[arg-type]
     assert {(one.domain, one.candidate) for one in measurements} == {
         (domain, name) for domain in ("code", "general") for name in ("code", "general")
     }
