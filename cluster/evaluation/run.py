@@ -115,7 +115,8 @@ def run(task: Task, log: IO[Any], environment: Mapping[str, str], progress: Prog
     progress.stage("starting the verifier and the drafters")
     with DrafterProcesses(drafts, task.verifier, log, environment) as drafters:
         # They take seconds to import and belong to the measurement only.
-        from cluster.evaluation.measure import learn_costs, measure
+        from cluster.evaluation.calibrate import learn_costs
+        from cluster.evaluation.measure import measure
         from deployments.evaluation.rig import Rig
         from deployments.verifier.offline import OfflineVerifier
 

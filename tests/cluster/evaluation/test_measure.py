@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cluster.config import FleetConfig
+from cluster.evaluation.calibrate import learn_costs
 from cluster.evaluation.candidates import Candidate
 from cluster.evaluation.effort import FULL, QUICK, Effort
-from cluster.evaluation.measure import learn_costs, measure
+from cluster.evaluation.measure import measure
 from cluster.evaluation.prompts import DomainPrompts
 from cluster.evaluation.result import Measurement
 from cluster.evaluation.run import Findings, Task
@@ -156,7 +157,7 @@ def test_a_machine_that_is_not_always_equally_fast_does_not_mislead() -> None:
 
 def test_drift_is_what_plain_runs_take_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same machine, with one plain run at the ends only."""
-    monkeypatch.setattr("cluster.evaluation.measure._YARDSTICK_EVERY", 1000)
+    monkeypatch.setattr("cluster.evaluation.calibrate.YARDSTICK_EVERY", 1000)
     _, _, measurements, _ = evaluated(QUICK, drift=0.5)
     assert max(abs(one.error) for one in measurements) > 0.12
 
