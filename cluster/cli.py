@@ -1,4 +1,4 @@
-"""The command line: ``specfleet check|plan|up|down|status|demo|chat|schema``.
+"""The command line: ``specfleet check|plan|up|down|status|demo|chat|evaluate|distill|schema``.
 
 Modules are imported where they are needed: `specfleet --help` must not wait for Ray.
 """
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.evaluation.command import evaluate
 from cluster.planning.command import plan
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ SomeFile = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="The fleet's YAML file, which names the port.")
 ]
 Url = Annotated[str | None, typer.Option(help="Base URL of a fleet's API, e.g. of one on other machines.")]
+
+
+app.command()(evaluate)
 
 
 @app.command()
@@ -175,6 +179,15 @@ def chat(
         conversation.run(FleetApi(_url(file, port, url)), out, domain=domain, draft=draft)
     except ApiProblem as problem:
         _fail(str(problem))
+
+
+def load_or_exit(file: Path) -> LoadedConfig:
+    """Reads and checks a configuration; ends the program with every problem shown when it cannot be used."""
+    loaded, problems = _load(file)
+    _show(file, problems)
+    if any(problem.severity == "error" for problem in problems):
+        raise typer.Exit(1)
+    return loaded
 
 
 def main() -> None:

@@ -110,3 +110,18 @@ def best_length(
     if best_gain - kept_gain <= least_gain * (1.0 + max(kept_gain, 0.0)):
         return Option(draft, keep, kept_accepted, kept_gain)
     return Option(draft, best, best_accepted, best_gain)
+
+
+def fixed_length(option: Option, rates: list[float], length: int) -> Option:
+    """The same draft at a length that somebody else decided, with what it is expected to give there.
+
+    Args:
+        option: The draft at its best length.
+        rates: Chance of each position to be accepted, given those before it.
+        length: Tokens to propose, at least 1 and at most `len(rates)`.
+    """
+    reach, accepted = 1.0, 0.0
+    for rate in rates[:length]:
+        reach *= min(rate, CEILING)
+        accepted += reach
+    return Option(option.draft, length, accepted, option.gain)

@@ -7,7 +7,7 @@ from router.acceptance import AcceptanceTable, Delivery, OwnAcceptance
 from router.bench import Pick, worth_waiting_for
 from router.costs import StepCost, WaitCost
 from router.policy import DraftPolicy
-from router.prices import Option, Prices, best_length, price_step
+from router.prices import Option, Prices, best_length, fixed_length, price_step
 from router.request import RequestState
 from router.settings import SpeculationSettings
 from router.types import PLAIN, Decision, Estimate, Reason, RequestProfile, RequestSummary
@@ -98,9 +98,11 @@ class Router:
         """Begin a request. Opening an id again starts it afresh.
 
         Raises:
-            ValueError: When the profile pins a draft that the fleet does not have.
+            ValueError: When the profile pins a draft that the fleet does not have, or a length below 1.
         """
         pinned = profile.pinned
+        if profile.length is not None and profile.length < 1:
+            raise ValueError(f"length {profile.length} must be at least 1; pin {PLAIN!r} to propose nothing")
         if pinned is not None and pinned != PLAIN and pinned not in self._drafts:
             known = ", ".join(sorted(self._drafts))
             raise ValueError(f"pinned draft {pinned!r} is not in the fleet; use one of {known}, or {PLAIN!r}")
@@ -319,7 +321,7 @@ class Router:
         if longest < 1:
             return Pick(state, None, 0, 0.0, Reason.LAST_TOKEN, False, considered), False
         if state.profile.pinned is not None:
-            return self._pinned(state, options, considered), False
+            return self._pinned(state, options, considered, longest), False
         probes = self._policy.settle(state, options, may_probe, curious)
         if state.probe is not None:
             option = options[state.probe.draft]
@@ -336,11 +338,18 @@ class Router:
         ), probes
 
     def _pinned(
-        self, state: RequestState, options: Mapping[str, Option], considered: tuple[Option, ...]
+        self,
+        state: RequestState,
+        options: Mapping[str, Option],
+        considered: tuple[Option, ...],
+        longest: int,
     ) -> Pick:
         option = options.get(state.candidates[0])
         if option is None:
             return Pick(state, None, 0, 0.0, Reason.AWAY, False, considered)
+        if state.profile.length is not None:
+            length = min(state.profile.length, longest)
+            option = fixed_length(option, state.curves[option.draft].rates(), length)
         state.draft, state.length = option.draft, option.length
         return Pick(state, option.draft, option.length, option.accepted, Reason.PINNED, True, considered)
 

@@ -53,6 +53,8 @@ class RequestProfile:
         pinned: A draft to use whatever happens, `"none"` to decode plainly, or None for the router's choice.
         allowed: Drafts that the request may use; None means all.
         tenant: Whose request it is; "" where nobody asked.
+        length: Tokens that a pinned draft proposes in every step, whatever pays; None for the router's
+            choice. For measurements: what a length gives is only known by proposing it.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class RequestProfile:
     pinned: str | None = None
     allowed: frozenset[str] | None = None
     tenant: str = ""
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,37 @@ from deployments.drafter.settings import DEFAULT_KV_MEMORY_MIB, DraftSettings
 from deployments.link.settings import LinkSettings
 
 
+def build_engine(
+    settings: DraftSettings, *, draft: Path, verifier: Path, verifier_max_model_len: int | None = None
+) -> DraftEngine:
+    """Load a draft and make the engine for it.
+
+    Args:
+        settings: the draft's settings.
+        draft: its folder.
+        verifier: the verifier's checkpoint folder.
+        verifier_max_model_len: the verifier's context; slots need not be longer.
+
+    Raises:
+        DraftError: the draft cannot be loaded.
+        ValueError: the KV memory is too small for one session.
+    """
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if settings.num_gpus > 0 else "cpu"
+    loaded = load_draft(
+        draft, verifier, device=device, dtype=settings.dtype, quantise=settings.quantise == "int8"
+    )
+    bounds = [bound for bound in (settings.max_context, verifier_max_model_len) if bound is not None]
+    limits = EngineLimits(
+        max_sessions=settings.max_sessions,
+        max_context=min(bounds) if bounds else None,
+        kv_memory_mib=settings.kv_memory_mib or DEFAULT_KV_MEMORY_MIB,
+        prefill_chunk=settings.prefill_chunk,
+    )
+    return DraftEngine(loaded.forward, limits)
+
+
 def build_service(
     settings: DraftSettings,
     *,
@@ -37,21 +68,8 @@ def build_service(
         ValueError: the KV memory is too small for one session.
         LinkError: the address cannot be bound.
     """
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if settings.num_gpus > 0 else "cpu"
-    loaded = load_draft(
-        draft, verifier, device=device, dtype=settings.dtype, quantise=settings.quantise == "int8"
-    )
-    bounds = [bound for bound in (settings.max_context, verifier_max_model_len) if bound is not None]
-    limits = EngineLimits(
-        max_sessions=settings.max_sessions,
-        max_context=min(bounds) if bounds else None,
-        kv_memory_mib=settings.kv_memory_mib or DEFAULT_KV_MEMORY_MIB,
-        prefill_chunk=settings.prefill_chunk,
-    )
     return DrafterService(
-        DraftEngine(loaded.forward, limits),
+        build_engine(settings, draft=draft, verifier=verifier, verifier_max_model_len=verifier_max_model_len),
         bind_host=bind_host,
         advertise_host=advertise_host,
         link=link,

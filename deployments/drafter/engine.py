@@ -191,6 +191,40 @@ class DraftEngine:
         self._compute(rows, predict=False)
         return any(session.missing for session in behind)
 
+    def follow(self, text: Sequence[int], start: int) -> list[int]:
+        """What would be proposed first after each prefix of a text that is known already: teacher forcing.
+
+        As long as proposals are accepted, a draft's context is the text itself. So one pass over the text
+        says for every place how far a proposal made there would have been right.
+
+        Args:
+            text: token ids, prompt and answer.
+            start: length of the shortest prefix, at least 1.
+
+        Returns:
+            The token proposed after text[:start], text[:start + 1], ... text[:-1]: one per token from
+            `start` on, but none for prefixes as long as the draft's window or longer.
+
+        Raises:
+            ValueError: the text has ids that the draft cannot read, or every slot is held by a session.
+        """
+        if start < 1 or not all(0 <= token < self._forward.vocab_size for token in text):
+            raise ValueError(
+                f"the text has token ids outside 0..{self._forward.vocab_size - 1}, or no prompt"
+            )
+        slot = self._slots.take()
+        if slot is None:
+            raise ValueError("all KV slots are held by sessions: close some before scoring texts")
+        best: list[int] = []
+        try:
+            known = text[: min(len(text), self._window) - 1]
+            for begin in range(0, len(known), self._limits.prefill_chunk):
+                row = Row(slot, begin, known[begin : begin + self._limits.prefill_chunk], True)
+                best += self._forward.best_after_each(self._slots, row)
+        finally:
+            self._slots.give_back(slot)
+        return best[start - 1 :]
+
     def close(self, session: Hashable) -> bool:
         """Forget a session and free its KV; False if it was not known (closed or evicted before)."""
         return self._sessions.close(session)

@@ -52,6 +52,10 @@ class Forward(Protocol):
         """
         ...
 
+    def best_after_each(self, slots: KVSlots, row: Row) -> list[int]:
+        """Compute one row's tokens as `step` does, and return the likeliest next token after each of them."""
+        ...
+
 
 class Head:
     """The output layer, cut to the tokens that may be proposed, with the way back to the verifier's ids."""

@@ -85,31 +85,35 @@ class HfForward:
                 tokens[index] = token
         return tokens
 
+    @torch.inference_mode()
+    def best_after_each(self, slots: KVSlots, row: Row) -> list[int]:
+        """See `forward.Forward.best_after_each`."""
+        count = len(row.tokens)
+        return self._best(slots, _Batch.build([row], self.device), [0] * count, list(range(count)))
+
     def _run(self, slots: KVSlots, rows: Sequence[Row]) -> list[int]:
         batch = _Batch.build(rows, self.device)
-        cache = SlotCache(slots, batch)
+        wanted = [index for index, row in enumerate(rows) if row.predict]
+        best = self._best(slots, batch, wanted, [batch.counts[index] - 1 for index in wanted])
+        tokens = [-1] * len(rows)
+        for index, token in zip(wanted, best, strict=True):
+            tokens[index] = token
+        return tokens
+
+    def _best(self, slots: KVSlots, batch: _Batch, rows: list[int], places: list[int]) -> list[int]:
+        """Run a batch; the likeliest next tokens at the given places of the given rows."""
         inputs = {
             "input_ids": batch.ids,
             "position_ids": batch.positions,
             "attention_mask": batch.mask(self.kv.dtype),
-            "cache": cache,
+            "cache": SlotCache(slots, batch),
             "use_cache": True,
         }
-        wanted = [index for index, row in enumerate(rows) if row.predict]
         if self._base is not None:
             states = self._base(**inputs).last_hidden_state
-            best = self._head.best(states[wanted, batch.ends[wanted]]) if wanted else None
-        else:
-            scores = self._model(**inputs).logits
-            best = (
-                self._allowed[scores[wanted, batch.ends[wanted]][:, self._allowed].argmax(-1)]
-                if wanted
-                else None
-            )
-        tokens = [-1] * len(rows)
-        for index, token in zip(wanted, best.tolist() if best is not None else [], strict=True):
-            tokens[index] = token
-        return tokens
+            return self._head.best(states[rows, places]).tolist() if rows else []
+        scores = self._model(**inputs).logits
+        return self._allowed[scores[rows, places][:, self._allowed].argmax(-1)].tolist() if rows else []
 
 
 class _Batch:

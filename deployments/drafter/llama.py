@@ -132,6 +132,13 @@ class LlamaForward:
             tokens[index] = token
         return tokens
 
+    @torch.inference_mode()
+    def best_after_each(self, slots: KVSlots, row: Row) -> list[int]:
+        """See `forward.Forward.best_after_each`."""
+        hidden = self.hidden(slots, [row])
+        best: list[int] = self._head.best(self._normed(hidden, self._norm)).tolist()
+        return best
+
     def hidden(self, slots: KVSlots, rows: Sequence[Row]) -> Tensor:
         """Hidden states before the final norm, [tokens of all rows end to end, hidden]."""
         config = self._config

@@ -26,6 +26,7 @@ from deployments.link.client import LinkClient
 from deployments.link.peer import Peer
 from deployments.verifier.progress import Progress, ProgressSender, StepReport, Use
 from deployments.verifier.requests import RequestTable, TrackedRequest, cut_at_stop
+from deployments.verifier.step_log import StepLog
 from router.router import GENERAL, Router
 from router.types import Decision
 
@@ -68,6 +69,7 @@ class FleetProposer:
         self._asked_at = 0.0
         self._deadline_s = 0.0
         self._rows: list[list[int]] = []
+        self._log = StepLog()
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.finished = 0
@@ -112,6 +114,7 @@ class FleetProposer:
         try:
             self._step += 1
             self._begun_at = monotonic()
+            self._log.begin(self._begun_at)
             self._scheduled = scheduler_output.scheduled_spec_decode_tokens
             scheduled = scheduler_output.num_scheduled_tokens
             self._only_decodes = bool(scheduled) and all(
@@ -186,8 +189,12 @@ class FleetProposer:
 
     def _book(self, sampled: list[list[int]]) -> list[_Row]:
         """Settle the previous proposals; returns the rows that decode."""
+        log = self._log.now
+        log.rows = sum(1 for tokens in sampled if tokens)
+        log.decoding = self._only_decodes
+        log.proposed = proposed = sum(len(tokens) for tokens in self._scheduled.values())
+        log.written = sum(len(tokens) for tokens in sampled)
         if self._only_decodes:
-            proposed = sum(len(tokens) for tokens in self._scheduled.values())
             self._router.observe_step(len(sampled), proposed, monotonic() - self._begun_at)
         names = self._runner.input_batch.req_ids
         decoding = []
@@ -306,6 +313,7 @@ class FleetProposer:
         """Tell the router by how much each draft held up this step."""
         longest = _longest_asked(asked)
         waited = monotonic() - began
+        self._log.now.asked, self._log.now.waited_s = max(longest.values(), default=0), waited
         after = self._round_trips(asked)
         for draft, length in longest.items():
             if before:
@@ -338,6 +346,10 @@ class FleetProposer:
                 "reports_dropped": self._progress.dropped if self._progress else 0,
             },
         }
+
+    def take_steps(self) -> list[list[float]]:
+        """The complete steps since the last call, as `StepRecord.plain`."""
+        return self._log.take()
 
     def _fail(self, where: str) -> None:
         self.failures += 1

@@ -13,6 +13,7 @@ REQUEST_KEY: Final = "specfleet_request"
 DOMAIN_KEY: Final = "specfleet_domain"
 PROBABILITY_KEY: Final = "specfleet_domain_probability"
 DRAFT_KEY: Final = "specfleet_draft"
+LENGTH_KEY: Final = "specfleet_length"
 TENANT_KEY: Final = "specfleet_tenant"
 
 
@@ -80,6 +81,7 @@ class RequestTable:
                 domain_probability=float(extra.get(PROBABILITY_KEY, 0.0)),
                 pinned=None if pinned is None else str(pinned),
                 tenant=str(extra.get(TENANT_KEY, "")),
+                length=None if LENGTH_KEY not in extra else int(extra[LENGTH_KEY]),
             ),
             response_id=str(extra.get(REQUEST_KEY, engine_id)),
             stops=_stop_ids(params),

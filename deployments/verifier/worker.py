@@ -66,6 +66,13 @@ class FleetWorkerExtension:
             return proposer.snapshot()
         return {}
 
+    def specfleet_steps(self) -> list[list[float]]:
+        """Complete steps since the last call, as `StepRecord.plain`; empty on ranks that do not propose."""
+        proposer = getattr(self.model_runner, "drafter", None)
+        if isinstance(proposer, FleetProposer) and proposer.bound:
+            return proposer.take_steps()
+        return []
+
     def _specfleet_is_output_rank(self) -> bool:
         """With tensor parallelism vLLM takes the proposals of the first rank of the last stage only."""
         parallel = self.model_runner.vllm_config.parallel_config

@@ -40,6 +40,20 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
 
 
+def test_following_a_text_says_what_it_would_have_proposed_at_every_place(
+    folder: Path, verifier: Path, reference: Callable[..., Reference]
+) -> None:
+    truth = reference(folder)
+    engine = DraftEngine(load_draft(folder, verifier, quantise=False).forward, EngineLimits(prefill_chunk=16))
+    rng = random.Random(2)
+    text = [rng.randrange(VOCABULARY) for _ in range(40)]
+    for start in (1, 7, 39):
+        assert engine.follow(text, start) == [truth.next(text[:end]) for end in range(start, 40)]
+    assert len(engine) == 0
+    longer = [*text, *text]
+    assert len(engine.follow(longer, 5)) == min(len(longer), engine.window) - 5
+
+
 def test_it_drafts_as_the_model_itself(
     folder: Path, verifier: Path, reference: Callable[..., Reference]
 ) -> None:

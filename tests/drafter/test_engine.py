@@ -164,6 +164,24 @@ def test_of_several_asks_for_a_session_the_last_counts(engine: DraftEngine, trut
     assert answers == [Answer("s", truth.greedy([1, 2, 3], 2), 3, "ok")]
 
 
+def test_following_a_text_says_what_it_would_have_proposed_at_every_place(
+    engine: DraftEngine, truth: Reference
+) -> None:
+    text = [(7 * place + place // 3) % VOCABULARY for place in range(50)]
+    assert engine.follow(text, 20) == [truth.next(text[:end]) for end in range(20, 50)]
+    assert engine.follow(text, 50) == []
+    assert draft(engine, "after", text, 3) == truth.greedy(text, 3)  # it left nothing behind
+
+
+def test_a_text_that_cannot_be_followed_is_an_error(engine: DraftEngine) -> None:
+    with pytest.raises(ValueError, match="token ids outside"):
+        engine.follow([1, 10_000], 1)
+    for number in range(engine.capacity):
+        engine.propose([Ask(number, 0, [1, 2], 1)])
+    with pytest.raises(ValueError, match="all KV slots"):
+        engine.follow([1, 2, 3], 1)
+
+
 def test_closed_sessions_leave_nothing(engine: DraftEngine, truth: Reference) -> None:
     for number in range(40):  # five times the slots there are
         assert draft(engine, number, [number, 1, 2], 2) == truth.greedy([number, 1, 2], 2)

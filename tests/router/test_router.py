@@ -48,6 +48,22 @@ def test_pinned_to_none_decodes_plainly() -> None:
     assert simulation.router.home("r") is None
 
 
+def test_a_fixed_length_is_proposed_whatever_pays_but_never_past_the_end() -> None:
+    simulation = Simulation(by_draft(medical=0.0, general=0.9, code=0.0))
+    simulation.router.open(RequestProfile("r", "medical", 1.0, pinned="medical", length=3))
+    decide = simulation.router.decide
+    assert {decide(["r"], ALL, [50])[0].length for _ in range(100)} == {3}
+    assert [decide(["r"], ALL, [left])[0].length for left in (5, 4, 3, 2, 1)] == [3, 3, 2, 1, 0]
+
+
+def test_a_fixed_length_cannot_exceed_what_the_verifier_has_room_for() -> None:
+    simulation = Simulation(by_draft(medical=0.5, general=0.5, code=0.5))
+    simulation.router.open(RequestProfile("r", "medical", 1.0, pinned="medical", length=16))
+    assert simulation.router.decide(["r"], ALL, [50])[0].length == 4
+    with pytest.raises(ValueError, match="at least 1"):
+        simulation.router.open(RequestProfile("s", "medical", 1.0, pinned="medical", length=0))
+
+
 def test_only_allowed_drafts_are_used() -> None:
     settings = SpeculationSettings(prior_acceptance=0.8)
     simulation = Simulation(by_draft(medical=0.9, general=0.9, code=0.9), settings=settings)

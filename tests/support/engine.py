@@ -5,25 +5,24 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deployments.link.settings import LinkSettings
+from deployments.verifier.offline import OfflineVerifier, described
 from deployments.verifier.plan import ProposerPlan
-from deployments.verifier.requests import DOMAIN_KEY, DRAFT_KEY, PROBABILITY_KEY, REQUEST_KEY
+from deployments.verifier.settings import VerifierSettings
 from router.settings import SpeculationSettings
 
-if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput, SamplingParams
+__all__ = ["WIDTH", "FleetEngine", "ask_as_the_router_says", "ask_for_long_proposals", "described"]
 
 WIDTH = 4
 
 
-class FleetEngine:
-    """vLLM's offline engine, bound as the verifier's replica binds it."""
+class FleetEngine(OfflineVerifier):
+    """The offline verifier with what tests want: small, eager, patient."""
 
     def __init__(
         self,
@@ -37,26 +36,14 @@ class FleetEngine:
         **engine: Any,
     ) -> None:
         prepare_environment()
-        from vllm import LLM
-
-        arguments: dict[str, Any] = {
-            "dtype": "float32",
-            "enforce_eager": True,
-            "disable_log_stats": True,
-            "max_num_seqs": 8,
-            "kv_cache_memory_bytes": 1 << 28,
-            "enable_prefix_caching": True,
-            **engine,
-        }
-        self.llm: LLM = LLM(
-            str(model),
-            speculative_config={
-                "method": "custom_class",
-                "model": "deployments.verifier.proposer.FleetProposer",
-                "num_speculative_tokens": WIDTH,
-            },
-            worker_extension_cls="deployments.verifier.worker.FleetWorkerExtension",
-            **arguments,
+        settings = VerifierSettings(
+            model=str(model),
+            name="test",
+            dtype="float32",
+            enforce_eager=True,
+            max_num_seqs=8,
+            kv_cache_gib=0.25,
+            cpu_cores=[0],
         )
         plan = ProposerPlan(
             verifier="test",
@@ -67,36 +54,11 @@ class FleetEngine:
             # Generous: under load a proposal that comes late is no fault of the code under test.
             link=LinkSettings(**{"step_deadline_ms": 2000, **(link or {})}),
         )
-        (answer,) = self.llm.collective_rpc("specfleet_bind", args=(plan.model_dump(mode="json"),))
-        assert answer["bound"]
-        self.public_key: str = answer["public_key"]
-        self.worker_pid: int = answer["pid"]
-
-    def connect(self, peers: Sequence[dict[str, str]]) -> None:
-        """Give the proposer exactly these drafters."""
-        self.llm.collective_rpc("specfleet_peers", args=(list(peers),))
-
-    def snapshot(self) -> dict[str, Any]:
-        """The proposer's counters."""
-        (snapshot,) = self.llm.collective_rpc("specfleet_snapshot")
-        return dict(snapshot)
-
-    def generate(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
-    ) -> list[RequestOutput]:
-        """Run the prompts in one batch."""
-        batch: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return self.llm.generate(batch, params, use_tqdm=False)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """Stop the engine's processes."""
-        self.llm.llm_engine.engine_core.shutdown()
+        super().__init__(settings, model, plan, **engine)
 
 
 def prepare_environment() -> None:
-    """What the verifier's deployment sets for its processes."""
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    """What tests need beside what the verifier sets for its processes itself."""
     # Tests plant faults by sending functions to the worker; the product only sends names.
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -104,19 +66,6 @@ def prepare_environment() -> None:
         sockets = tempfile.mkdtemp(prefix="sf-test-")
         atexit.register(shutil.rmtree, sockets, ignore_errors=True)
         os.environ["VLLM_RPC_BASE_PATH"] = sockets
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if openmp.exists():
-        os.environ.setdefault("LD_PRELOAD", str(openmp))
-
-
-def described(
-    *, domain: str = "general", draft: str | None = None, request: str = "r"
-) -> dict[str, str | float]:
-    """`extra_args` as the replica would set them."""
-    extra: dict[str, str | float] = {REQUEST_KEY: request, DOMAIN_KEY: domain, PROBABILITY_KEY: 1.0}
-    if draft is not None:
-        extra[DRAFT_KEY] = draft
-    return extra
 
 
 def ask_for_long_proposals(worker: Any) -> None:

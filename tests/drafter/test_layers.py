@@ -1,0 +1,63 @@
+"""Drafts made of the verifier's first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments.drafter.checkpoint import load_draft, read_description
+from deployments.drafter.engine import DraftEngine
+from deployments.drafter.layers import count_layers, main, write_first_layers
+from deployments.drafter.weights import DraftError
+from deployments.models import check_compatible
+from tests.drafter.conftest import VOCABULARY, Reference, draft, write_checkpoint
+
+HEADS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_all_layers_but_the_last_that_does_nothing_say_what_the_verifier_says(
+    architecture: str, tmp_path: Path, reference: Callable[..., Reference]
+) -> None:
+    verifier = write_checkpoint(
+        tmp_path / "verifier", architecture, **HEADS, num_hidden_layers=3, tie_word_embeddings=True
+    )
+    silence_last_layer(verifier, 2)
+    (tmp_path / "draft").mkdir()
+    write_first_layers(verifier, 2, tmp_path / "draft")
+    assert check_compatible(verifier, tmp_path / "draft") is None
+    engine = DraftEngine(load_draft(tmp_path / "draft", verifier, quantise=False).forward)
+    text = [(11 * place) % VOCABULARY for place in range(12)]
+    assert draft(engine, 0, text, 6) == reference(verifier).greedy(text, 6)
+
+
+def silence_last_layer(folder: Path, layer: int) -> None:
+    """A layer that adds nothing: the layers before it then say what the whole model says."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"model.layers.{layer}.{name}.weight"].zero_()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_it_is_described(verifier: Path, tmp_path: Path) -> None:
+    main([str(verifier), "1", str(tmp_path / "out")])
+    description = read_description(tmp_path / "out")
+    assert description.name == "first-1-layers"
+    assert description.initialised_from_layers == [0]
+    assert count_layers(verifier) == 4
+
+
+@pytest.mark.parametrize("count", [0, 4, 9])
+def test_impossible_counts_say_what_is_possible(verifier: Path, tmp_path: Path, count: int) -> None:
+    with pytest.raises(DraftError, match=r"4 layers; take 1 to 3"):
+        write_first_layers(verifier, count, tmp_path)
+
+
+def test_other_names_of_layers_are_an_error_for_people(tmp_path: Path) -> None:
+    gpt2 = write_checkpoint(tmp_path / "gpt2", "gpt2", n_embd=32, n_layer=2, n_head=4, num_hidden_layers=2)
+    with pytest.raises(DraftError, match=r"layers|num_hidden_layers"):
+        write_first_layers(gpt2, 1, tmp_path)

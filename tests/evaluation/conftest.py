@@ -1,0 +1,5 @@
+"""Tiny models, as the drafters' own tests make them."""
+
+from tests.drafter.conftest import tiny_llama, verifier
+
+__all__ = ["tiny_llama", "verifier"]
