@@ -1,4 +1,4 @@
-"""The command line: ``specfleet check|up|down|status|demo|chat|schema``.
+"""The command line: ``specfleet check|up|down|status|demo|chat|distill|schema``.
 
 Modules are imported where they are needed: `specfleet --help` must not wait for Ray.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from cluster.distill import distill
 
 if TYPE_CHECKING:
     from cluster.loader import LoadedConfig
@@ -170,6 +172,9 @@ def chat(
         conversation.run(FleetApi(_url(file, port, url)), out, domain=domain, draft=draft)
     except ApiProblem as problem:
         _fail(str(problem))
+
+
+app.command()(distill)
 
 
 def main() -> None:
