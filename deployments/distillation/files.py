@@ -54,20 +54,16 @@ def remove_partial(folder: Path) -> None:
 def no_space_named(folder: Path) -> Iterator[None]:
     """Turn every "disk full" of the body into `NoSpace`; other errors pass.
 
-    torch and safetensors report a full disk as errors of their own with the system's text inside.
+    torch raises an error of its own while it handles the system's, and safetensors, which writes in Rust, one
+    that only has the system's number in its text.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in _FULL:
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = _full(error)
+        if reason is None:
             raise
-        raise _no_space(folder, os.strerror(error.errno)) from error
-    except (SafetensorError, RuntimeError) as error:
-        if not any(
-            f"os error {number}" in str(error) or os.strerror(number) in str(error) for number in _FULL
-        ):
-            raise
-        raise _no_space(folder, str(error)) from error
+        raise _no_space(folder, reason) from error
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
@@ -97,6 +93,17 @@ def _no_space(folder: Path, reason: str) -> NoSpace:
         f"{folder}: no room to write ({reason}). Nothing half-written is left; free some space and run the "
         "same command again: it goes on from what is already there"
     )
+
+
+def _full(error: BaseException | None) -> str | None:
+    """What the system said when the disk was full, if that is behind an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return os.strerror(error.errno)
+        if isinstance(error, SafetensorError):
+            return next((os.strerror(each) for each in _FULL if f"os error {each}" in str(error)), None)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _size(count: int) -> str:

@@ -74,7 +74,7 @@ def small_settings(**training: object) -> DistillSettings:
         {
             "hold_back": 0.25,
             "device": "cpu",
-            "texts": {"tokens": 1500, "max_tokens": 24, "top_k": 8},
+            "texts": {"tokens": 800, "max_tokens": 24, "top_k": 8},
             "student": {"layers": [0, 3], "head_ids": 48},
             "training": {
                 "steps": 30,
@@ -109,10 +109,13 @@ class TransformersWriter:
     @torch.no_grad()
     def _one(self, request: Request) -> Text:
         chance = torch.Generator().manual_seed(request.seed)
-        context, ids, odds = list(request.prompt), [], []
+        ids, odds = [], []
         answer: list[int] = []
+        fresh, known = list(request.prompt), None
         while len(answer) < request.max_tokens and END not in answer:
-            scores = self._model(torch.tensor([context]), use_cache=False).logits[0, -1].log_softmax(-1)
+            output = self._model(torch.tensor([fresh]), cache=known, use_cache=True)
+            known = output.cache
+            scores = output.logits[0, -1].log_softmax(-1)
             top = scores.topk(request.top_k)
             ids.append(top.indices.int())
             odds.append(top.values.half())
@@ -122,7 +125,7 @@ class TransformersWriter:
             else:
                 token = int(top.indices[0])
             answer.append(token)
-            context.append(token)
+            fresh = [token]
         return Text(
             torch.tensor(request.prompt, dtype=torch.int32),
             torch.tensor(answer, dtype=torch.int32),
@@ -131,7 +134,9 @@ class TransformersWriter:
         )
 
 
-def text_of(prompt: Sequence[int], answer: Sequence[int], odds: Sequence[Sequence[tuple[int, float]]]) -> Text:
+def text_of(
+    prompt: Sequence[int], answer: Sequence[int], odds: Sequence[Sequence[tuple[int, float]]]
+) -> Text:
     """A text from plain numbers; per place the likeliest tokens with their probability."""
     return Text(
         torch.tensor(list(prompt), dtype=torch.int32),
