@@ -99,8 +99,8 @@ prompts{made_up}: greedy first, then sampled at temperature {story.settings.text
 
 ## Training
 {story.steps:,} steps over {story.seen_tokens:,} answer tokens (repetitions counted) in \
-{story.seconds / 60:.1f} minutes of computing; loss: {loss}; optimiser: {training.optimizer}, highest learning \
-rate {training.learning_rate:g}.
+{story.seconds / 60:.1f} minutes of computing; loss: {loss}; optimiser: {training.optimizer}, highest \
+learning rate {training.learning_rate:g}.
 
 ## Measured
 {_table(story)}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: KV memory on CPUs, where vLLM would take a fixed share of the machine: within these bounds.
 _LEAST_KV, _MOST_KV = 1 << 28, 1 << 33
+_FEW_CORES = 4
 
 
 class VllmWriter:
@@ -111,9 +112,15 @@ class VllmWriter:
 def prepare_environment() -> None:
     """Set what vLLM's processes need, where the user has not."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about choices made here
+    if torch.cuda.is_available():
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) <= _FEW_CORES:
+        # vLLM leaves one core to others; here nobody waits for an answer, and it may be half of the machine.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if not torch.cuda.is_available() and openmp.exists():
+    if openmp.exists():
         os.environ.setdefault("LD_PRELOAD", str(openmp))
 
 

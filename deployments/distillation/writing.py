@@ -80,9 +80,10 @@ class Scribe:
         return self._store.get(keys)
 
     def _write(self, keys: list[str], requests: list[Request], what: str, total: int) -> None:
-        if self._writer is None:
-            self._writer = self._start()
         done = total - len(requests)
+        if self._writer is None:
+            self._report(what, done, total, "starting the verifier")
+            self._writer = self._start()
         waiting: list[tuple[str, Text]] = []
         try:
             with closing(self._writer.write(requests)) as written:
@@ -118,7 +119,7 @@ def write_training_texts(
     order = training_requests(prompts, settings)
     chosen: list[Text] = []
     tokens = asked = 0
-    mean = settings.max_tokens / 2
+    mean = float(settings.max_tokens)  # rather too few at first than texts that nobody needs
     while tokens < settings.tokens and asked < len(order):
         needed = max(1, math.ceil((settings.tokens - tokens) / mean))
         batch = order[asked : asked + needed]
