@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,8 @@ class VllmWriter:
             arguments["kv_cache_memory_bytes"] = _kv_bytes(model, settings, length)
         self._stop_ids = end_ids(model)
         try:
-            self._llm: LLM = LLM(str(model), **arguments)
+            with _interrupts_kept_from_children():
+                self._llm: LLM = LLM(str(model), **arguments)
         except Exception as error:  # vLLM raises everything from ValueError to RuntimeError
             raise DistillError(f"vLLM does not start with {model}: {_first_line(error)}") from error
 
@@ -133,6 +136,20 @@ def end_ids(model: Path) -> list[int]:
             value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
             found.update(value if isinstance(value, list) else [] if value is None else [value])
     return sorted(found)
+
+
+@contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Ctrl-C in a terminal goes to all of its processes; the engine's would die with texts half done.
+
+    A blocked signal stays blocked in processes started meanwhile, whatever handlers they set; `close` ends them
+    without it. One that comes while the engine starts is heeded once it has.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _kv_bytes(model: Path, settings: TextSettings, length: int) -> int:

@@ -84,6 +84,7 @@ class Scribe:
         if self._writer is None:
             self._report(what, done, total, "starting the verifier")
             self._writer = self._start()
+            self._stop.check()
         waiting: list[tuple[str, Text]] = []
         try:
             with closing(self._writer.write(requests)) as written:
