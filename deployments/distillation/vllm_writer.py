@@ -142,8 +142,8 @@ def end_ids(model: Path) -> list[int]:
 def _interrupts_kept_from_children() -> Iterator[None]:
     """Ctrl-C in a terminal goes to all of its processes; the engine's would die with texts half done.
 
-    A blocked signal stays blocked in processes started meanwhile, whatever handlers they set; `close` ends them
-    without it. One that comes while the engine starts is heeded once it has.
+    A blocked signal stays blocked in processes started meanwhile, whatever handlers they set. `close` needs
+    none. One that comes while the engine starts is heeded once it has.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
