@@ -31,7 +31,7 @@ def distill(
         Path | None, typer.Option(help="YAML file with every choice; --show-settings lists them.")
     ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers of the verifier to start from: 0,1,29.")] = None,
-    start_from: Annotated[Path | None, typer.Option("--from", help="Go on from this draft instead.")] = None,
+    start_from: Annotated[str | None, typer.Option("--from", help="Go on from this draft instead.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens that the verifier writes for training.")] = None,
     own_prompts: Annotated[
         int | None, typer.Option(help="Prompts that the verifier makes up in addition.")
@@ -46,7 +46,7 @@ def distill(
     seed: Annotated[int | None, typer.Option(help="Of the order of the texts.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option(help="Another draft to measure on the same prompts; repeatable.")
+        list[str] | None, typer.Option(help="Another draft to measure on the same prompts; repeatable.")
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for texts and checkpoints. Default: in the cache folder.")
@@ -74,7 +74,7 @@ def distill(
         ("texts", "tokens"): tokens,
         ("texts", "own_prompts"): own_prompts,
         ("student", "layers"): _numbers(layers),
-        ("student", "start_from"): str(start_from.resolve()) if start_from else None,
+        ("student", "start_from"): str(_folder(start_from)) if start_from else None,
         ("student", "head_ids"): head_ids,
         ("training", "minutes"): minutes,
         ("training", "steps"): steps,
@@ -82,12 +82,8 @@ def distill(
         ("training", "seed"): seed,
     }
     choices = _settings(settings, given)
-    from deployments.models import ModelSourceError, resolve_model
-
-    try:
-        folder = resolve_model(verifier)
-    except ModelSourceError as error:
-        _fail(str(error))
+    others = {Path(source).name: _folder(source) for source in compare or []}
+    folder = _folder(verifier)
     from deployments.distillation.run import Job
 
     job = Job(
@@ -98,7 +94,7 @@ def distill(
         out=out_folder.absolute(),
         work=(work or _default_work(name)).absolute(),
         settings=choices,
-        compare={path.name: path.absolute() for path in compare or []},
+        compare=others,
         replace=replace,
         **({"licence": licence} if licence else {}),
     )
@@ -189,6 +185,16 @@ def _numbers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         _fail(f"--layers {text!r} is no list of layers: write numbers with commas between them, as 0,1,29")
+
+
+def _folder(source: str) -> Path:
+    """The folder of a model source."""
+    from deployments.models import ModelSourceError, resolve_model
+
+    try:
+        return resolve_model(source)
+    except ModelSourceError as error:
+        _fail(str(error))
 
 
 def _name_of(source: str) -> str:

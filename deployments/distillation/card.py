@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from deployments.distillation.score import WIDTH, Score
 from deployments.distillation.settings import DistillSettings
@@ -71,7 +72,7 @@ def card(story: Story, student: Student) -> str:
     layers = ", ".join(map(str, student.layers)) or "(not recorded)"
     start = story.settings.student.start_from
     began = (
-        f"draft {start}, itself from the verifier's layers {layers}"
+        f"draft {Path(start).name}, itself from the verifier's layers {layers}"
         if start
         else f"the verifier's layers {layers}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +40,10 @@ class TextSettings(BaseModel):
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, description="GPUs that share the verifier while it writes."
+    )
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the writing vLLM engine, passed on as they are (vLLM's own names).",
     )
 
 

@@ -100,7 +100,7 @@ class _Training:
         identity = identity_of(student, texts, self._settings)
         self._checkpoints = Checkpoints(folder, identity)
         self._places = student.places(_vocabulary(student, texts))
-        torch.set_num_threads(self._settings.threads or os.cpu_count() or 1)
+        torch.set_num_threads(self._settings.threads or len(os.sched_getaffinity(0)))
         self._accelerator = _accelerator(settings)
         student.train()
         prepared = self._accelerator.prepare(student, *_optimizers(student, self._settings))

@@ -59,6 +59,7 @@ class VllmWriter:
             # Compiling takes a minute on few cores and gains little at these batches.
             arguments["enforce_eager"] = True
             arguments["kv_cache_memory_bytes"] = _kv_bytes(model, settings, length)
+        arguments |= settings.engine
         self._stop_ids = end_ids(model)
         try:
             with _interrupts_kept_from_children():

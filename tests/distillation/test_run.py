@@ -126,7 +126,7 @@ def test_going_on_from_a_draft_and_comparing_with_it(job: Job, tmp_path: Path) -
     result, _ = go(second)
     assert set(result.scores) == {THIS, BEFORE, "mine"}
     assert result.scores["mine"] == first.scores[THIS]
-    assert f"draft {job.out}" in (second.out / "README.md").read_text()
+    assert "draft mine, itself from the verifier's layers 0, 3" in (second.out / "README.md").read_text()
     assert read_description(second.out).initialised_from_layers == [0, 3]
 
 
