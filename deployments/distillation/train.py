@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ from deployments.distillation.texts import Text
 _LAST_RATE = 0.02
 #: How often the held-back texts are looked at on the way.
 _LOOKS = 5
-#: Optimiser steps that are timed (and not taken) to turn minutes into steps; the first only warms up.
-_TIMED = 3
+#: Optimiser steps that are timed and then undone to turn minutes into steps; the first only warms up.
+_TIMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,16 @@ class _Training:
             tokens = sum(len(text.answer) for text in self._texts)
             return max(1, round(settings.passes * tokens / settings.step_tokens))
         self._report("training", 0, 1, "measuring the speed")
+        untouched = self._accelerator.unwrap_model(self._student).trained()
         times = []
         for groups in itertools.islice(self._steps(), _TIMED):
             begun = time.monotonic()
-            self._gradients(groups)
+            self._one(groups, 0, _TIMED)
             times.append(time.monotonic() - begun)
+        self._restore(untouched)
         for optimizer in self._optimizers:
-            optimizer.zero_grad()
-        return max(1, round(60 * settings.minutes / min(times[1:])))
+            optimizer.state.clear()
+        return max(1, round(60 * settings.minutes * len(times[1:]) / sum(times[1:])))
 
     def _one(self, groups: Sequence[Sequence[int]], step: int, total: int) -> float:
         rate = self._settings.learning_rate * _rate(step, total, self._settings.warmup)
@@ -214,14 +216,17 @@ class _Training:
         self._checkpoints.save(Standing(step, total, weights, states, self._history))
 
     def _take_up(self, standing: Standing) -> None:
-        own = dict(self._accelerator.unwrap_model(self._student).body.named_parameters())
-        with torch.no_grad():
-            for name, tensor in standing.weights.items():
-                own[name.removeprefix("model.")].copy_(tensor)
+        self._restore(standing.weights)
         for optimizer, state in zip(self._optimizers, standing.optimizers, strict=True):
             optimizer.load_state_dict(state)
         self._history = list(standing.history)
         self._before_s = self._history[-1].get("seconds", 0.0) if self._history else 0.0
+
+    def _restore(self, weights: Mapping[str, Tensor]) -> None:
+        own = dict(self._accelerator.unwrap_model(self._student).body.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name.removeprefix("model.")].copy_(tensor)
 
     def _note(self, step: int, loss: float, first_two: float | None) -> None:
         note = {"step": float(step), "loss": loss}

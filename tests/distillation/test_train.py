@@ -137,7 +137,10 @@ def test_minutes_become_steps_once_and_for_all(verifier: Path, texts: list[Text]
     with pytest.raises(Stopped) as caught:
         run(verifier, texts, tmp_path, settings, stop_after=1)
     planned = int(str(caught.value).split(" of ")[1].split()[0])
-    assert run(verifier, texts, tmp_path, settings).steps == planned
+    resumed = run(verifier, texts, tmp_path, settings)
+    assert resumed.steps == planned
+    # The steps that were taken to measure the speed left nothing behind.
+    assert equal(resumed, run(verifier, texts, tmp_path / "counted", small_settings(steps=planned)))
 
 
 _TRAIN = """
