@@ -8,11 +8,11 @@ verifier surely says, cross-entropy looks only at the one token that decides acc
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from deployments.distillation.settings import Loss
 
@@ -62,26 +62,63 @@ def loss_sum(kind: Loss, logits: Tensor, targets: Targets, ce_share: float = 0.5
         ce_share: share of the cross-entropy in `mixed`.
     """
     scores = logits.float()
-    if kind == "ce":
-        each = cross_entropy(scores, targets)
-    elif kind == "kl":
-        each = forward_kl(scores, targets)
-    elif kind == "reverse-kl":
+    if kind == "reverse-kl":
         each = reverse_kl(scores, targets)
     else:
-        each = ce_share * cross_entropy(scores, targets) + (1 - ce_share) * forward_kl(scores, targets)
+        norm = scores.logsumexp(-1)  # the one costly part, needed by both
+        share = {"ce": 1.0, "kl": 0.0, "mixed": ce_share}[kind]
+        each = torch.zeros_like(norm)
+        if share:
+            each = each + share * cross_entropy(scores, norm, targets)
+        if share < 1:
+            each = each + (1 - share) * forward_kl(scores, norm, targets)
     return (each * targets.counts).sum()
 
 
-def cross_entropy(scores: Tensor, targets: Targets) -> Tensor:
-    """-log q(likeliest token), [n]."""
-    return F.cross_entropy(scores, targets.index[:, 0], reduction="none")
+def loss_and_gradient(
+    kind: Loss,
+    hidden: Tensor,
+    scores_of: Callable[[Tensor], Tensor],
+    targets: Targets,
+    ce_share: float = 0.5,
+    rows: int = 512,
+) -> tuple[float, Tensor]:
+    """The summed loss and its gradient by the final hidden states, some places at a time.
+
+    The head does not learn, so nothing else is needed of it, and the scores of a whole step over a whole head
+    never have to exist: they would be most of the memory, and on CPUs most of the time goes into moving them.
+
+    Args:
+        kind: which loss.
+        hidden: [n, hidden] final hidden states.
+        scores_of: the head: [m, hidden] -> [m, head].
+        targets: what the verifier says at the n places.
+        ce_share: share of the cross-entropy in `mixed`.
+        rows: places at a time.
+
+    Returns:
+        The loss in nats, and [n, hidden] the gradient.
+    """
+    whole, gradients = 0.0, []
+    for start in range(0, len(hidden), rows):
+        span = slice(start, start + rows)
+        part = Targets(targets.index[span], targets.probability[span], targets.counts[span])
+        own = hidden[span].detach().requires_grad_()
+        loss = loss_sum(kind, scores_of(own), part, ce_share)
+        gradients += torch.autograd.grad(loss, own)
+        whole += float(loss.detach())
+    return whole, torch.cat(gradients)
 
 
-def forward_kl(scores: Tensor, targets: Targets) -> Tensor:
+def cross_entropy(scores: Tensor, norm: Tensor, targets: Targets) -> Tensor:
+    """-log q(likeliest token), [n]; `norm` [n] is the logsumexp of the scores."""
+    return norm - scores.gather(1, targets.index[:, :1])[:, 0]
+
+
+def forward_kl(scores: Tensor, norm: Tensor, targets: Targets) -> Tensor:
     """KL(p || q) [n], with p the verifier's known odds inside the head, scaled to sum to 1."""
     share = targets.probability / targets.probability.sum(-1, keepdim=True).clamp_min(1e-9)
-    log_q = scores.gather(1, targets.index) - scores.logsumexp(-1, keepdim=True)
+    log_q = scores.gather(1, targets.index) - norm[:, None]
     return (torch.xlogy(share, share) - share * log_q).sum(-1)
 
 

@@ -19,6 +19,8 @@ from deployments.distillation.texts import Text
 
 #: Longest proposal that is scored.
 WIDTH = 4
+#: Places whose scores over the whole head are held at once.
+_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def matches(student: Student, texts: Sequence[Text], micro_tokens: int = 8192) -
     found: dict[int, Tensor] = {}
     for batch in micro_batches([len(text.prompt) + len(text.answer) for text in texts], micro_tokens):
         tokens, places, counts = padded([texts[number] for number in batch])
-        best = student(tokens.to(device), places.to(device)).argmax(-1).cpu()
+        hidden = student(tokens.to(device), places.to(device))
+        best = torch.cat([student.scores(part).argmax(-1) for part in hidden.split(_ROWS)]).cpu()
         for number, own in zip(batch, ids[best].split(counts), strict=True):
             found[number] = own == texts[number].answer
     return [found[number] for number in range(len(texts))]

@@ -68,18 +68,22 @@ class Student(nn.Module):
             parameter.requires_grad_(not name.startswith("embed_tokens."))
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Scores over the head at some places.
+        """Final hidden states at some places.
 
         Args:
             tokens: [rows, length] token ids, filled up on the right with anything.
             places: [n] which of the rows * length positions, counted through.
 
         Returns:
-            [n, head] scores.
+            [n, hidden], for `scores`.
         """
         # Causal attention never looks to the right, so the filling needs no mask.
-        hidden = self.body(input_ids=tokens, use_cache=False).last_hidden_state
-        return F.linear(hidden.flatten(0, 1)[places], self.head)  # type: ignore[arg-type]
+        states: Tensor = self.body(input_ids=tokens, use_cache=False).last_hidden_state
+        return states.flatten(0, 1)[places]
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Scores over the head [n, head] for final hidden states [n, hidden]."""
+        return F.linear(hidden, self.head)  # type: ignore[arg-type]
 
     def places(self, vocabulary: int) -> Tensor:
         """[vocabulary] position of each token id in the head, -1 where it has none."""

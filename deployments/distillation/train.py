@@ -19,7 +19,7 @@ from torch import Tensor
 from deployments.distillation.batches import padded, training_steps
 from deployments.distillation.checkpoints import Checkpoints, Standing, identity_of
 from deployments.distillation.errors import DistillError, Stopped
-from deployments.distillation.losses import Targets, loss_sum
+from deployments.distillation.losses import Targets, loss_and_gradient
 from deployments.distillation.progress import Report, Stop
 from deployments.distillation.score import Score, score
 from deployments.distillation.settings import DistillSettings, TrainingSettings
@@ -203,11 +203,17 @@ class _Training:
                 torch.cat([text.top_logprobs for text in texts]),
                 self._places,
             ).to(device)
-            logits = self._student(tokens.to(device), places.to(device))
-            loss = loss_sum(self._settings.loss, logits, targets, self._settings.ce_share) / count
-            self._accelerator.backward(loss)
-            whole += float(loss.detach())
-        return whole
+            hidden = self._student(tokens.to(device), places.to(device))
+            with self._accelerator.autocast():
+                loss, gradient = loss_and_gradient(
+                    self._settings.loss, hidden, self._scores, targets, self._settings.ce_share
+                )
+            hidden.backward(gradient / count)
+            whole += loss
+        return whole / count
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self._accelerator.unwrap_model(self._student).scores(hidden)
 
     def _save(self, step: int, total: int) -> None:
         self._history[-1]["seconds"] = self._seconds()

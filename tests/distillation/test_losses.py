@@ -9,7 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.distillation.losses import Targets, cross_entropy, forward_kl, loss_sum, reverse_kl
+from deployments.distillation.losses import (
+    Targets,
+    loss_and_gradient,
+    loss_sum,
+)
 
 HEAD = [3, 5, 8, 9]
 PLACES = torch.full((12,), -1)
@@ -33,13 +37,13 @@ def test_known_values() -> None:
     # q is even over four tokens: every -log q is log 4.
     flat = torch.zeros(1, 4)
     known = targets([(5, 0.5), (8, 0.25), (4, 0.25)])
-    assert cross_entropy(flat, known).item() == pytest.approx(math.log(4))
+    assert loss_sum("ce", flat, known).item() == pytest.approx(math.log(4))
     # p inside the head, scaled: 2/3 and 1/3.
     entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
-    assert forward_kl(flat, known).item() == pytest.approx(math.log(4) - entropy)
+    assert loss_sum("kl", flat, known).item() == pytest.approx(math.log(4) - entropy)
     # The quarter left of p goes evenly to the two tokens of the head that are not in the top 3.
     p = {3: 0.125, 5: 0.5, 8: 0.25, 9: 0.125}
-    assert reverse_kl(flat, known).item() == pytest.approx(
+    assert loss_sum("reverse-kl", flat, known).item() == pytest.approx(
         sum(0.25 * (math.log(0.25) - math.log(each)) for each in p.values()), abs=1e-5
     )
 
@@ -54,9 +58,23 @@ def test_a_place_that_does_not_count_adds_nothing_and_gives_no_gradient() -> Non
         assert logits.grad[1].abs().sum() == 0
 
 
+def test_some_places_at_a_time_give_the_same_loss_and_gradient() -> None:
+    chance = torch.Generator().manual_seed(2)
+    hidden, head = torch.randn(11, 6, generator=chance), torch.randn(4, 6, generator=chance)
+    many = targets(*[[(HEAD[number % 4], 0.5), (4 if number % 3 else 9, 0.3)] for number in range(11)])
+    for kind in ("kl", "reverse-kl", "ce", "mixed"):
+        whole = hidden.clone().requires_grad_()
+        loss = loss_sum(kind, whole @ head.T, many, 0.3)  # type: ignore[arg-type]
+        loss.backward()
+        summed, gradient = loss_and_gradient(kind, hidden, lambda h: h @ head.T, many, 0.3, rows=4)  # type: ignore[arg-type]
+        assert summed == pytest.approx(loss.item(), rel=1e-5)
+        assert whole.grad is not None
+        assert torch.allclose(gradient, whole.grad, atol=1e-6)
+
+
 def test_mixed_is_the_weighted_sum() -> None:
     logits, known = torch.randn(1, 4), targets([(5, 0.6), (8, 0.3)])
-    parts = 0.3 * cross_entropy(logits, known) + 0.7 * forward_kl(logits, known)
+    parts = 0.3 * loss_sum("ce", logits, known) + 0.7 * loss_sum("kl", logits, known)
     assert loss_sum("mixed", logits, known, 0.3).item() == pytest.approx(parts.item(), rel=1e-5)
 
 
@@ -69,12 +87,12 @@ def test_divergences_are_never_negative_and_zero_only_where_the_odds_are_equal(
     p = [first, *((1 - first) * share for share in (0.5, 0.3, 0.2))]
     known = targets(list(zip(order, p, strict=True)))
     logits = torch.tensor([scores])
-    assert forward_kl(logits, known).item() > -1e-5
-    assert reverse_kl(logits, known).item() > -1e-3  # what is left of p is taken as at least 1e-4
+    assert loss_sum("kl", logits, known).item() > -1e-5
+    assert loss_sum("reverse-kl", logits, known).item() > -1e-3  # what is left of p is taken as at least 1e-4
     exact = torch.zeros(1, 4)
     exact[0, known.index[0]] = torch.tensor(p).log()
-    assert forward_kl(exact, known).item() == pytest.approx(0, abs=1e-4)
-    assert reverse_kl(exact, known).item() == pytest.approx(0, abs=1e-3)
+    assert loss_sum("kl", exact, known).item() == pytest.approx(0, abs=1e-4)
+    assert loss_sum("reverse-kl", exact, known).item() == pytest.approx(0, abs=1e-3)
 
 
 def test_training_on_the_kl_finds_the_odds() -> None:

@@ -85,7 +85,7 @@ def test_what_comes_out_is_a_draft_that_the_fleet_serves(job: Job, verifier: Pat
     expected: list[int] = []
     for _ in range(4):
         tokens = torch.tensor([context + expected])
-        best = student(tokens, torch.tensor([tokens.shape[1] - 1])).argmax(-1)
+        best = student.scores(student(tokens, torch.tensor([tokens.shape[1] - 1]))).argmax(-1)
         expected.append(int(student.ids[best]))
     assert proposed == expected
 
