@@ -81,7 +81,7 @@ def loss_and_gradient(
     scores_of: Callable[[Tensor], Tensor],
     targets: Targets,
     ce_share: float = 0.5,
-    rows: int = 512,
+    rows: int,
 ) -> tuple[float, Tensor]:
     """The summed loss and its gradient by the final hidden states, some places at a time.
 

@@ -106,6 +106,8 @@ class _Training:
         prepared = self._accelerator.prepare(student, *_optimizers(student, self._settings))
         self._student: Student = prepared[0]
         self._optimizers: list[Any] = list(prepared[1:])
+        # On a CPU, scores that stay in its caches are a tenth faster; a GPU wants large pieces.
+        self._rows = 128 if self._accelerator.device.type == "cpu" else 2048
         self._history: list[dict[str, float]] = []
         self._begun = time.monotonic()
         self._before_s = 0.0
@@ -206,7 +208,7 @@ class _Training:
             hidden = self._student(tokens.to(device), places.to(device))
             with self._accelerator.autocast():
                 loss, gradient = loss_and_gradient(
-                    self._settings.loss, hidden, self._scores, targets, self._settings.ce_share
+                    self._settings.loss, hidden, self._scores, targets, self._settings.ce_share, self._rows
                 )
             hidden.backward(gradient / count)
             whole += loss
