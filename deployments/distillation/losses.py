@@ -80,7 +80,7 @@ def loss_and_gradient(
     hidden: Tensor,
     scores_of: Callable[[Tensor], Tensor],
     targets: Targets,
-    ce_share: float = 0.5,
+    ce_share: float,
     rows: int,
 ) -> tuple[float, Tensor]:
     """The summed loss and its gradient by the final hidden states, some places at a time.
