@@ -99,7 +99,8 @@ def loss_and_gradient(
     Returns:
         The loss in nats, and [n, hidden] the gradient.
     """
-    whole, gradients = 0.0, []
+    whole = 0.0
+    gradients: list[Tensor] = []
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         part = Targets(targets.index[span], targets.probability[span], targets.counts[span])

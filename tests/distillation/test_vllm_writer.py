@@ -11,16 +11,17 @@ from deployments.distillation.errors import DistillError
 from deployments.distillation.settings import TextSettings
 from deployments.distillation.texts import Request, Text
 from deployments.distillation.vllm_writer import VllmWriter, end_ids
-from tests.distillation.tiny import END, TransformersWriter, write_verifier
+from tests.distillation.tiny import TransformersWriter
 from tests.support.engine import prepare_environment
+from tests.support.tiny import tiny_llama
 
 pytestmark = pytest.mark.engine
 
 
 def test_texts_are_the_verifiers_own(tmp_path: Path) -> None:
     prepare_environment()
-    verifier = write_verifier(tmp_path / "verifier")
-    assert end_ids(verifier) == [END]
+    verifier = tiny_llama(tmp_path / "verifier")
+    [end] = end_ids(verifier)
     settings = TextSettings(batch=4, max_tokens=16, top_k=5, dtype="float32")
     prompts = [(1, 10 + number, 50 - number, 2, 3)[: 3 + number % 3] for number in range(11)]
     wanted = [Request(prompt, 0.0, 0, 16, 5) for prompt in prompts]
@@ -41,8 +42,8 @@ def test_texts_are_the_verifiers_own(tmp_path: Path) -> None:
         assert text.top_ids[:, 0].tolist() == text.answer.tolist()
         assert torch.equal(text.top_ids.sort(-1).values, expected.top_ids.sort(-1).values)
         assert torch.allclose(text.top_logprobs.float(), expected.top_logprobs.float(), atol=5e-3)
-        ended = text.answer.tolist().count(END)
-        assert len(text.answer) == 16 or (ended == 1 and text.answer[-1] == END)
+        ended = text.answer.tolist().count(end)
+        assert len(text.answer) == 16 or (ended == 1 and text.answer[-1] == end)
     assert len({tuple(text.answer.tolist()) for text in others.values()}) > 1
     # Sampled or not, the odds kept are those before the temperature.
     first = others[0]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from deployments.distillation.settings import DistillSettings, TextSettings
 from deployments.distillation.texts import Request, Text
+from deployments.distillation.vllm_writer import end_ids
 
 WORDS = 61
 PADDED = 64
@@ -94,6 +95,7 @@ class TransformersWriter:
 
     def __init__(self, model: Path, settings: TextSettings | None = None, longest: int = 0) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._ends = end_ids(model)
         self.written = 0
         self.closed = False
 
@@ -112,7 +114,7 @@ class TransformersWriter:
         ids, odds = [], []
         answer: list[int] = []
         fresh, known = list(request.prompt), None
-        while len(answer) < request.max_tokens and END not in answer:
+        while len(answer) < request.max_tokens and not set(answer) & set(self._ends):
             output = self._model(torch.tensor([fresh]), cache=known, use_cache=True)
             known = output.cache
             scores = output.logits[0, -1].log_softmax(-1)
