@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,10 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.distill_progress import DistillProgress, duration
-from tests.distillation.tiny import write_prompts, write_verifier
+from deployments.distillation.errors import Stopped
+from deployments.distillation.progress import Stop
+from deployments.distillation.run import Job, distill
+from tests.distillation.tiny import TransformersWriter, small_settings, write_prompts, write_verifier
 
 runner = CliRunner()
 
@@ -75,6 +82,47 @@ def test_what_stops_a_distillation_is_one_line(tmp_path: Path) -> None:
     assert "holds 2 different prompts; at least 4 are needed" in output
     assert "Traceback" not in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "v"]
+
+
+@pytest.mark.process
+def test_ctrl_c_stops_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    verifier, prompts = write_verifier(tmp_path / "v"), write_prompts(tmp_path / "p")
+    choices = small_settings(steps=600)
+    _write_texts(Job(verifier, "v", prompts, "mine", tmp_path / "out", tmp_path / "work", choices))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(choices.model_dump()))
+    flags = [*usual(tmp_path), "--settings", tmp_path / "s.yaml", "--work", tmp_path / "work"]
+    command = [sys.executable, "-u", "-m", "cluster.cli", "distill", *map(str, flags)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "training 1 of 600" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "of 600 steps; a checkpoint is written; the same command goes on from here" in " ".join(
+        said.split()
+    )
+    assert str(tmp_path / "work") in said
+    assert not (tmp_path / "out").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "training 1 of 600" not in done.stdout
+    assert "training 600 of 600" in done.stdout
+    assert "this draft" in done.stdout
+    assert (tmp_path / "out" / "draft.json").is_file()
+
+
+def _write_texts(job: Job) -> None:
+    """Have all texts written without vLLM, and stop there."""
+    stop = Stop()
+
+    def report(part: str, done: float, total: float, remark: str) -> None:
+        stop.wanted = part == "training"
+
+    with pytest.raises(Stopped):
+        distill(job, report, stop, TransformersWriter)
+    shutil.rmtree(job.work / "checkpoints")
 
 
 def test_time_left_counts_only_what_this_run_did() -> None:
