@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from deployments.distillation.card import Story, card, measured
@@ -32,6 +33,8 @@ def export(student: Student, out: Path, verifier: Path, story: Story) -> Path:
         "initialised_from_layers": student.layers,
         "measured": measured(story),
     }
+    for leftover in out.parent.glob(f".{out.name}.partial-*"):  # of a run that was killed while it wrote
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         with no_space_named(out.parent):
             return pack_draft(

@@ -6,6 +6,9 @@ import dataclasses
 import errno
 import json
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +161,31 @@ def test_a_full_disk_while_the_draft_is_written_leaves_nothing(
     with pytest.raises(NoSpace):
         go(dataclasses.replace(job, replace=True))
     assert {path.name: path.read_bytes() for path in job.out.iterdir()} == before
+    assert [path.name for path in job.out.parent.iterdir()] == ["mine"]
+
+
+_KILLED_WHILE_WRITING = """
+import os, pickle, signal, sys
+from pathlib import Path
+import deployments.drafter.pack as pack
+from deployments.distillation.progress import Stop
+from deployments.distillation.run import distill
+from tests.distillation.tiny import TransformersWriter
+pack._compact_json = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+distill(pickle.loads(Path(sys.argv[1]).read_bytes()), lambda *said: None, Stop(), TransformersWriter)
+"""
+
+
+def test_a_kill_while_the_draft_is_written_leaves_no_draft_and_the_next_run_makes_it(
+    job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / "job").write_bytes(pickle.dumps(job))
+    command = [sys.executable, "-c", _KILLED_WHILE_WRITING, str(tmp_path / "job")]
+    assert subprocess.run(command, timeout=100, check=False).returncode == -9
+    assert not job.out.exists()
+    assert len(list(job.out.parent.iterdir())) == 1  # what it was writing
+    _, said = go(job)
+    assert "training" not in said
     assert [path.name for path in job.out.parent.iterdir()] == ["mine"]
 
 
