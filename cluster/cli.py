@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.distill import distill
 from cluster.evaluation.command import evaluate
 from cluster.planning.command import plan
 
@@ -38,7 +39,9 @@ SomeFile = Annotated[
 Url = Annotated[str | None, typer.Option(help="Base URL of a fleet's API, e.g. of one on other machines.")]
 
 
+app.command()(plan)
 app.command()(evaluate)
+app.command()(distill)
 
 
 @app.command()
@@ -54,9 +57,6 @@ def check(file: ConfigFile) -> None:
         f"{len(config.drafts)} drafts ({', '.join(config.drafts)}), {len(config.domains)} domains",
         highlight=False,
     )
-
-
-app.command()(plan)
 
 
 @app.command()

@@ -26,18 +26,29 @@ MOST_BYTES = 12 * 2**20
 
 
 def pack_draft(
-    layers: Path, description: Mapping[str, Any], out: Path, *, name: str, verifier: Path, verifier_name: str
+    layers: Path | Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    out: Path,
+    *,
+    name: str,
+    verifier: Path,
+    verifier_name: str,
+    card: str | None = None,
+    most_bytes: int | None = MOST_BYTES,
 ) -> Path:
     """Write a draft folder: weights in 8 bits, description, model card. It exists whole or not at all.
 
     Args:
-        layers: a safetensors file with `model.layers.*` and `model.norm.weight`, named as in Llama.
+        layers: `model.layers.*` and `model.norm.weight`, named as in Llama; tensors or a safetensors file.
         description: what is known of the draft: `num_hidden_layers`, `head_token_ids`,
-            `initialised_from_layers`, `measured`; `licence` and `data` go into the card when given.
+            `initialised_from_layers`, `measured`; `architecture` where it is not the verifier's with fewer
+            layers; `licence` and `data` go into the card when given.
         out: the folder to write; an existing one is replaced.
         name: the draft's name.
         verifier: the verifier's checkpoint folder; its configuration gives the sizes.
         verifier_name: the verifier's name for people.
+        card: the model card; written from the description when None.
+        most_bytes: what the folder may weigh; None is anything.
 
     Returns:
         `out`.
@@ -45,7 +56,7 @@ def pack_draft(
     Raises:
         DraftError: the layers do not fit the verifier, or the result is too large to ship.
     """
-    architecture = json.loads((verifier / "config.json").read_text(encoding="utf-8"))
+    architecture = dict(description.get("architecture") or _read_architecture(verifier))
     architecture["num_hidden_layers"] = int(description["num_hidden_layers"])
     for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
         architecture.pop(key, None)
@@ -63,27 +74,46 @@ def pack_draft(
         tokenizer_sha256=tokenizer_sha256(verifier),
         measured=description.get("measured"),
     )
-    tensors = _quantised(load_file(layers), written)
+    tensors = _quantised(load_file(layers) if isinstance(layers, Path) else layers, written)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
         save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
         (partial / DESCRIPTION_FILE).write_text(_compact_json(written), encoding="utf-8")
-        (partial / "README.md").write_text(_card(written, description), encoding="utf-8")
+        (partial / "README.md").write_text(card or _card(written, description), encoding="utf-8")
         size = sum(file.stat().st_size for file in partial.iterdir())
-        if size > MOST_BYTES:
+        if most_bytes is not None and size > most_bytes:
             raise DraftError(
-                f"draft {name} weighs {size / 2**20:.1f} MiB, more than {MOST_BYTES / 2**20:.0f} MiB"
+                f"draft {name} weighs {size / 2**20:.1f} MiB, more than {most_bytes / 2**20:.0f} MiB"
             )
         partial.chmod(0o755)  # both are private by default, and what is shipped must be readable
         (partial / WEIGHTS_FILE).chmod(0o644)
-        if out.exists():
-            shutil.rmtree(out)
-        os.rename(partial, out)
+        _put_in_place(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return out
+
+
+def _put_in_place(partial: Path, out: Path) -> None:
+    """Rename a finished folder to its name; an old one goes only when the new one is there."""
+    if not out.exists():
+        os.rename(partial, out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    os.rename(out, old / out.name)
+    try:
+        os.rename(partial, out)
+    except OSError:
+        os.rename(old / out.name, out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_architecture(verifier: Path) -> dict[str, Any]:
+    config = json.loads((verifier / "config.json").read_text(encoding="utf-8"))
+    return dict(config)
 
 
 def _quantised(tensors: Mapping[str, Tensor], description: DraftDescription) -> dict[str, Tensor]:
