@@ -24,6 +24,8 @@ from tests.link.helpers import (
     raw,
 )
 
+pytestmark = pytest.mark.process  # waits for real deadlines to pass, one after the other
+
 Start = Callable[..., FakeDrafter]
 Lie = Callable[[Request, Item], Proposal]
 
