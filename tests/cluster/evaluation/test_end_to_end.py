@@ -97,7 +97,7 @@ def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
         for length in (1, 3)
         for batch in (1, 4)
     }
-    # Nothing is random: what was foretold comes, but for prompts that a draft was late with, and on a verifier
+    # Nothing is random: what was foretold comes, but for prompts that a draft was late with; on a verifier
     # this quick that happens. An answer of a few tokens then shows it plainly, all of them together hardly.
     off = [abs(one.measured_length / one.predicted_length - 1) for one in greedy]
     assert sum(off) / len(off) < 0.15
