@@ -28,8 +28,8 @@ class TextSettings(BaseModel):
     own_prompts: int = Field(
         default=0,
         ge=0,
-        description="Prompts that the verifier makes up itself, each beginning as one of the prompts given. "
-        "More prompts teach more than more answers to the same ones.",
+        description="Prompts that the verifier makes up itself, each beginning as one of the prompts given, "
+        "where there are too few for the tokens wanted.",
     )
     top_k: int = Field(
         default=16, ge=1, le=256, description="Likeliest tokens whose odds are kept at every place of a text."
@@ -92,7 +92,7 @@ class TrainingSettings(BaseModel):
         default=4096, ge=1, description="Tokens computed at once, padding included: what memory allows."
     )
     optimizer: Literal["muon", "adamw"] = Field(
-        default="muon", description="muon (with AdamW for vectors) learned faster than adamw on few texts."
+        default="muon", description="muon (with AdamW for vectors), or adamw for everything."
     )
     learning_rate: float = Field(
         default=2.5e-3, gt=0, description="Highest learning rate; about 2.5e-3 for muon, 6e-4 for adamw."

@@ -129,7 +129,7 @@ class VerifierParts:
         self.layer_count = max(found) + 1
 
     def default_layers(self) -> list[int]:
-        """The first two and the last: the best three of those tried on SmolLM2."""
+        """The first two and the last, as the shipped drafts."""
         return sorted({0, min(1, self.layer_count - 1), self.layer_count - 1})
 
     def student(self, layers: Sequence[int], *, head_ids: Sequence[int] | None, limit: int) -> Student:

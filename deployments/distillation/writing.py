@@ -13,7 +13,7 @@ from deployments.distillation.progress import Report, Stop
 from deployments.distillation.settings import TextSettings
 from deployments.distillation.texts import Request, Text, TextStore
 
-#: More answers to the same prompt teach nothing new.
+#: More answers to the same prompt would hardly be new ones.
 MOST_ANSWERS = 16
 
 
