@@ -7,7 +7,7 @@ from html import escape
 
 from cluster.evaluation.chart import COLOURS, Series, bars, dots, lines
 from cluster.evaluation.result import TOLERANCE, WORTH, Evaluation
-from cluster.evaluation.terminal import error_text, origins, verdict
+from cluster.evaluation.terminal import measurement_cells, origins, verdict
 
 #: Told apart also by those who see few colours (after Okabe and Ito): on light, on dark.
 _PALETTE = (
@@ -182,16 +182,7 @@ def _tables(result: Evaluation) -> str:
                 heads,
                 [
                     [
-                        one.domain,
-                        one.candidate,
-                        f"{one.temperature:g}",
-                        str(one.length),
-                        str(one.batch),
-                        f"{one.plain_rate:.1f}",
-                        f"{one.drafted_rate:.1f}",
-                        f"{one.predicted:.2f}x",
-                        f"{one.measured:.2f}x",
-                        error_text(one),
+                        *measurement_cells(one),
                         f"{one.predicted_length:.2f}",
                         f"{one.measured_length:.2f}",
                         f"{one.predicted_step_ratio:.2f}",

@@ -115,19 +115,24 @@ def _measured(result: Evaluation) -> Table:
     for name in ("T", "k", "batch", "plain\ntok/s", "drafts\ntok/s", "fore-\ntold", "meas-\nured", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in result.measurements:
-        table.add_row(
-            one.domain,
-            one.candidate,
-            f"{one.temperature:g}",
-            str(one.length),
-            str(one.batch),
-            f"{one.plain_rate:.1f}",
-            f"{one.drafted_rate:.1f}",
-            f"{one.predicted:.2f}x",
-            f"{one.measured:.2f}x",
-            error_text(one),
-        )
+        table.add_row(*measurement_cells(one))
     return table
+
+
+def measurement_cells(one: Measurement) -> list[str]:
+    """One row of predicted against measured: what was run, both speeds, both speed-ups, the error."""
+    return [
+        one.domain,
+        one.candidate,
+        f"{one.temperature:g}",
+        str(one.length),
+        str(one.batch),
+        f"{one.plain_rate:.1f}",
+        f"{one.drafted_rate:.1f}",
+        f"{one.predicted:.2f}x",
+        f"{one.measured:.2f}x",
+        error_text(one),
+    ]
 
 
 def error_text(one: Measurement) -> str:
