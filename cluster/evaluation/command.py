@@ -176,7 +176,7 @@ def _about(quick: bool) -> list[str]:
 
 def _show(result: Evaluation, json_file: Path | None, html: Path | None, yaml: Path | None) -> None:
     from cluster.evaluation import terminal
-    from cluster.evaluation.files import write_whole
+    from cluster.files import write_whole
 
     Console().print(terminal.render(result))
     if json_file is not None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from cluster.files import write_whole
 
 if TYPE_CHECKING:
     from cluster.planning.assumptions import Assumptions
@@ -257,11 +257,7 @@ def _write(text: str, path: Path) -> None:
         print(text)
         return
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text + "\n")
-        Path(name).chmod(0o644)
-        os.replace(name, path)
+        write_whole(path, text + "\n")
     except OSError as error:
         _fail(f"{path} cannot be written: {error.strerror or error}")
 

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from cluster.evaluation import terminal
 from cluster.evaluation.chart import Series, bars, dots, lines
-from cluster.evaluation.files import write_whole
 from cluster.evaluation.html import page
 from cluster.evaluation.progress import TerminalProgress
 from cluster.evaluation.result import Evaluation
+from cluster.files import write_whole
 from tests.cluster.evaluation.made_up import evaluation
 
 GAINS = {
