@@ -97,6 +97,7 @@ def build_verifier(
         bind_kwargs={
             "plan": plan.model_dump(mode="json"),
             "model": settings.model,
+            "cpu_cores": settings.cpu_cores if settings.device == "cpu" else None,
             "base_folder": str(base_folder) if base_folder else None,
             "encoder": encoder,
             "examples": {domain: list(texts) for domain, texts in examples.items()},

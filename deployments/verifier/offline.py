@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
+
+from deployments.verifier.cores import leave_cores
 from deployments.verifier.engine_arguments import engine_arguments, engine_environment
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.requests import (
@@ -86,6 +89,9 @@ class OfflineVerifier:
         for name in SERVERS_ONLY:
             arguments.pop(name, None)
         self.llm: LLM = LLM(str(model), **arguments)
+        if settings.device == "cpu":
+            for child in psutil.Process().children():
+                leave_cores(child, frozenset(settings.cpu_cores or ()))
         answers = self.llm.collective_rpc(
             "specfleet_bind", timeout=CONTROL_TIMEOUT_S, args=(plan.model_dump(mode="json"),)
         )

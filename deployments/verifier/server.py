@@ -23,6 +23,7 @@ from ray.serve.llm import LLMConfig
 from deployments.models.sources import resolve_model
 from deployments.verifier import engine_stats
 from deployments.verifier.annotate import event_of, summarise, usage_chunk
+from deployments.verifier.cores import leave_cores
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.progress import ProgressBoard
 from deployments.verifier.prompts import wrong_token_id
@@ -68,6 +69,7 @@ class Verifier(LLMServer):
         *,
         plan: dict[str, Any],
         model: str,
+        cpu_cores: list[int] | None,
         base_folder: str | None,
         encoder: str,
         examples: dict[str, list[str]],
@@ -79,6 +81,7 @@ class Verifier(LLMServer):
         loading: Any = llm_config.model_loading_config
         loading.model_source = str(folder)
         llm_config._engine_config = None  # was made from the source's name, before it was a folder here
+        self._cores = frozenset(cpu_cores or ())
         self._registry = registry
         self._model_name = llm_config.model_id
         self._replica = serve.get_replica_context().replica_id.unique_id
@@ -109,6 +112,7 @@ class Verifier(LLMServer):
         await asyncio.to_thread(remove_left_behind)
         await self.engine.start()
         await asyncio.to_thread(note_engine, psutil.Process())
+        await asyncio.to_thread(leave_cores, psutil.Process(), self._cores)
 
     async def _bind(self, plan: dict[str, Any]) -> dict[str, Any]:
         parsed = ProposerPlan.model_validate(
