@@ -8,17 +8,20 @@ Triton kernels (GPUs). `tests/verifier/test_vllm_fixes.py` shows each fault with
 from __future__ import annotations
 
 import logging
+import math
 import time
 from functools import wraps
 from typing import Any
 
 import torch
 
+from deployments.verifier.few_rows import fill_up_small_batches
+
 logger = logging.getLogger(__name__)
 
 _MARK = "__specfleet_fixed__"
-NAP_S, LONG_NAP_S = 0.0001, 0.001
-SHORT_NAPS_FOR_S = 0.2  # longer than a step, shorter than the pause between two reports of an idle engine
+POLL_MS = 5  # longest that a lost notification may hold up a step
+BUSY_S = 1.0  # how long after a message vLLM's reader expects the next one soon
 
 
 def apply() -> None:
@@ -36,6 +39,7 @@ def apply() -> None:
     fix_discarded_seeded_rows()
     fix_loading_of_compiled_code()
     calm_waiting_readers()
+    fill_up_small_batches()
 
 
 def expand_kernel(
@@ -81,10 +85,11 @@ def calm_waiting_readers() -> None:
     shm_broadcast.py) yields in a loop for a second after each message. Where cores are few it takes them
     from those that have work: the engine core from the drafts while its worker computes, and the worker of
     an idle engine, woken once a second for its figures, from everything else on its core, which a process
-    that was starting there hardly moved (1 s of CPU in 25 s). Naps cost 0.1 ms a step at most. Waiting for
-    the queue's notification at once would be calmer still, but notifications get lost: its PUB socket has
-    room for one and learns late that it was delivered, so of two messages within a millisecond the second
-    may wake nobody for 5 s.
+    that was starting there hardly moved (1 s of CPU in 25 s).
+
+    Here it waits for the writer's notification from the start. vLLM's notifications get lost: the PUB
+    socket has room for one and learns late that it was delivered, so of two messages within a millisecond
+    the second may wake nobody. So for a second after a message no wait is longer than `POLL_MS`.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
@@ -93,14 +98,13 @@ def calm_waiting_readers() -> None:
     wait = SpinCondition.wait
 
     @wraps(wait)
-    def nap_or_wait(self: Any, timeout_ms: int | None = None) -> None:
-        waited = time.monotonic() - self.last_read
-        if waited <= self.busy_loop_s:
-            time.sleep(NAP_S if waited <= SHORT_NAPS_FOR_S else LONG_NAP_S)
-        else:
-            wait(self, timeout_ms)
+    def wait_for_notification(self: Any, timeout_ms: int | None = None) -> None:
+        if time.monotonic() - self.last_read < BUSY_S:
+            timeout_ms = POLL_MS if timeout_ms is None else min(POLL_MS, timeout_ms)
+        self.busy_loop_s = -math.inf  # never yield in a loop
+        wait(self, timeout_ms)
 
-    for name, value in (("wait", nap_or_wait), (_MARK, True)):
+    for name, value in (("wait", wait_for_notification), (_MARK, True)):
         setattr(SpinCondition, name, value)
 
 

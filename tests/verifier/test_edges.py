@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import torch
 
 from deployments.link.messages import Proposal
+from deployments.verifier.few_rows import ROWS
 from tests.support.engine import (
     WIDTH,
     FleetEngine,
@@ -337,3 +340,48 @@ def test_an_idle_worker_leaves_its_core_to_others(engine: FleetEngine) -> None:
     before, since = sum(worker.cpu_times()[:2]), time.monotonic()
     time.sleep(0.8)
     assert sum(worker.cpu_times()[:2]) - before < 0.4 * (time.monotonic() - since)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_the_core_that_computes_is_left_to_the_worker(engine: FleetEngine) -> None:
+    worker = psutil.Process(engine.worker_pid)
+    assert os.sched_getaffinity(worker.pid) == {0}
+    waiting = worker.parent()
+    assert waiting is not None
+    assert all(0 not in os.sched_getaffinity(thread.id) for thread in waiting.threads())
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="rows are filled up for AVX-512 alone")
+def test_few_rows_are_filled_up_and_nobody_sees_it(engine: FleetEngine) -> None:
+    expected = plain(engine, PROMPTS[:1])  # the filled-up rows of a first run are overwritten by a second one
+    engine.llm.collective_rpc(watch_rows)
+    try:
+        assert plain(engine, PROMPTS[:1]) == expected
+    finally:
+        (seen,) = engine.llm.collective_rpc(rows_seen)
+    computed, answered = seen
+    assert set(computed) == {ROWS}
+    assert set(answered) == {1}
+
+
+def watch_rows(worker: Any) -> None:
+    runner = worker.model_runner
+    forward, compute_logits = runner._model_forward, runner.model.compute_logits
+    runner.rows_computed, runner.rows_answered = [], []
+
+    def watched_forward(input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
+        runner.rows_computed.append(len(input_ids))
+        return forward(input_ids, *args, **kwargs)
+
+    def watched_logits(*args: Any, **kwargs: Any) -> Any:
+        logits = compute_logits(*args, **kwargs)
+        runner.rows_answered.append(len(logits))
+        return logits
+
+    runner._model_forward, runner.model.compute_logits = watched_forward, watched_logits
+
+
+def rows_seen(worker: Any) -> tuple[list[int], list[int]]:
+    runner = worker.model_runner
+    del runner._model_forward, runner.model.compute_logits
+    return runner.rows_computed, runner.rows_answered

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from deployments.verifier.vllm_fixes import calm_waiting_readers, expand_kernel, fix_expand_kernel
+from deployments.verifier.few_rows import ROWS, filled_up, may_fill_up
+from deployments.verifier.vllm_fixes import (
+    BUSY_S,
+    POLL_MS,
+    calm_waiting_readers,
+    expand_kernel,
+    fix_expand_kernel,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]  # importing vLLM takes its time
 
@@ -54,28 +61,82 @@ def test_the_rejection_sampler_uses_the_mended_one() -> None:
     assert temperatures.tolist() == pytest.approx([0.5, 0.5, 1.5, 1.5, 1.5])
 
 
-def naps(waited_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What a reader sleeps that has waited for so long; polls count as none."""
+class Waiting:
+    """A reader of vLLM's queue, some seconds after its last message; `polled` are its waits in ms."""
+
+    def __init__(self, since_s: float) -> None:
+        self.is_reader = True
+        self.last_read = time.monotonic() - since_s
+        self.busy_loop_s = 1.0
+        self.poller = self
+        self.read_cancel_socket = self.local_notify_socket = None
+        self.polled: list[int | None] = []
+
+    def poll(self, timeout: int | None) -> list[Any]:
+        self.polled.append(timeout)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("since_s", "asked", "waits"),
+    [
+        (0.0, None, POLL_MS),
+        (0.5, 60_000, POLL_MS),
+        (0.5, 1, 1),
+        (BUSY_S + 0.5, None, None),  # idle: as vLLM does
+        (BUSY_S + 0.5, 60_000, 60_000),
+    ],
+)
+def test_a_reader_waits_for_the_notification_and_never_spins(
+    since_s: float, asked: int | None, waits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.distributed.device_communicators import shm_broadcast
 
-    slept: list[float] = []
-    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: pytest.fail("spins"))
-    monkeypatch.setattr(time, "sleep", slept.append)
-    reader: Any = SimpleNamespace(
-        is_reader=True,
-        last_read=time.monotonic() - waited_s,
-        busy_loop_s=1.0,
-        poller=SimpleNamespace(poll=lambda timeout: []),
-        read_cancel_socket=None,
-        local_notify_socket=None,
-    )
-    shm_broadcast.SpinCondition.wait(reader, 1)
-    monkeypatch.undo()
-    return slept
-
-
-def test_a_waiting_reader_naps_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> None:
     calm_waiting_readers()
-    short, long, idle = (naps(waited, monkeypatch) for waited in (0.0, 0.5, 1.5))
-    assert 0 < short[0] < long[0] <= 0.001
-    assert idle == []  # waits for the notification as vLLM does
+    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: pytest.fail("spins"))
+    reader: Any = Waiting(since_s)
+    shm_broadcast.SpinCondition.wait(reader, asked)
+    assert reader.polled == [waits]
+
+
+def test_rows_without_a_slot_are_not_written_to_the_cache() -> None:
+    """What filling up rests on: vLLM marks the rows that nobody reads with slot -1."""
+    from vllm import _custom_ops as ops
+
+    cache = torch.zeros(4, 3, 64, 64)
+    key_cache, value_cache = cache.chunk(2, dim=2)
+    rows = torch.ones(ROWS, 3, 64)
+    slots = torch.tensor([32] + [-1] * (ROWS - 1))
+    ops.cpu_attn_reshape_and_cache(
+        rows, rows, key_cache, value_cache, slots, "vec16", k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
+    )
+    assert cache.sum() == 2 * 3 * 64
+    assert cache[1].sum() == cache.sum()
+
+
+def test_filled_up_rows_are_zeros_below_the_real_ones() -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    assert torch.equal(filled_up(rows)[:2], rows)
+    assert filled_up(rows)[2:].count_nonzero() == 0
+    assert filled_up(rows).shape == (ROWS, 3)
+
+
+@pytest.mark.parametrize("fact", ["is_hybrid", "is_attention_free", "is_encoder_decoder", "is_moe"])
+def test_models_that_count_rows_are_not_filled_up(fact: str) -> None:
+    facts = {"is_hybrid": False, "is_attention_free": False, "is_encoder_decoder": False, "is_moe": False}
+    assert may_fill_up(engine_of(**facts))
+    assert not may_fill_up(engine_of(**{**facts, fact: True}))
+
+
+def test_engines_with_adapters_or_in_parallel_are_not_filled_up() -> None:
+    facts = {"is_hybrid": False, "is_attention_free": False, "is_encoder_decoder": False, "is_moe": False}
+    assert not may_fill_up(engine_of(**facts, lora=object()))
+    assert not may_fill_up(engine_of(**facts, data_parallel_size=2))
+
+
+def engine_of(lora: object | None = None, data_parallel_size: int = 1, **facts: bool) -> Any:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**facts),
+        lora_config=lora,
+        parallel_config=SimpleNamespace(data_parallel_size=data_parallel_size),
+    )
