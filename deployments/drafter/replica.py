@@ -6,19 +6,18 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.drafter.announce import Announcer
-from deployments.drafter.build import build_service
-from deployments.drafter.service import DrafterService
 from deployments.drafter.settings import DraftSettings
-from deployments.link.server import LinkError
 from deployments.link.settings import LinkSettings
-from deployments.models import check_compatible, resolve_model
+
+if TYPE_CHECKING:
+    from deployments.drafter.announce import Announcer
+    from deployments.drafter.service import DrafterService
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +58,11 @@ class Drafter:
         self._announcer: Announcer | None = None
         if settings.cpu_cores is not None:
             pin_process(settings.cpu_cores)
+        # Importing PyTorch is most of a drafter's start: not before it keeps to its cores, since the
+        # verifier starts at the same time on its own.
+        from deployments.drafter.announce import Announcer
+        from deployments.models import check_compatible, resolve_model
+
         base = Path(base_folder) if base_folder else None
         draft = resolve_model(settings.model, base=base)
         verifier = resolve_model(verifier_model, base=base)
@@ -135,6 +139,8 @@ def _on_this_node(
     node: str,
 ) -> DrafterService:
     """A service that listens on the node's address, or on all where that one is not bound to an interface."""
+    from deployments.drafter.build import build_service
+    from deployments.link.server import LinkError
 
     def build(bind_host: str) -> DrafterService:
         return build_service(

@@ -107,8 +107,15 @@ class Verifier(LLMServer):
         self._report_task = loop.create_task(self._report_forever())
 
     async def _start_engine(self) -> None:
-        """Start vLLM and nothing else: Ray's own version adds an actor of 400 MB that reports usage."""
+        """Start vLLM and nothing else.
+
+        Ray's own version adds an actor of 400 MB that reports usage, and a process that imports everything
+        once more to download a model which is a folder here already.
+        """
         assert self.engine is not None
+        callback = self._llm_config.get_or_create_callback()
+        assert callback is not None
+        callback.ctx.run_init_node = False
         await asyncio.to_thread(remove_left_behind)
         await self.engine.start()
         await asyncio.to_thread(note_engine, psutil.Process())
