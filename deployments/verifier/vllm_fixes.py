@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from functools import wraps
 from typing import Any
@@ -129,6 +130,22 @@ def fix_loading_of_compiled_code() -> None:
 
     setattr(load_and_complete, _MARK, True)
     torch.compiler.load_compiled_function = load_and_complete
+    keep_compiled_headers()
+
+
+def keep_compiled_headers() -> None:
+    """Keep PyTorch's compiled C++ header where its other compiled code is kept.
+
+    It lies under the temporary folder (`_HEADER_DIR`, torch/_inductor/codecache.py) even where
+    TORCHINDUCTOR_CACHE_DIR names another one. A fleet's temporary folder is new every time, so every start
+    compiled the header again, 9 s on a small machine, to load code that was compiled already.
+    """
+    from torch._inductor import codecache
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder:
+        codecache._HEADER_DIR = os.path.join(folder, "precompiled_headers")
+        codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
 
 
 def fix_discarded_seeded_rows() -> None:

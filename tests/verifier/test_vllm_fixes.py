@@ -1,6 +1,7 @@
 """Each fault of vLLM that we mend: seen as it is, and mended."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from deployments.verifier.vllm_fixes import (
     calm_waiting_readers,
     expand_kernel,
     fix_expand_kernel,
+    keep_compiled_headers,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]  # importing vLLM takes its time
@@ -97,6 +99,19 @@ def test_a_reader_waits_for_the_notification_and_never_spins(
     reader: Any = Waiting(since_s)
     shm_broadcast.SpinCondition.wait(reader, asked)
     assert reader.polled == [waits]
+
+
+def test_compiled_headers_are_kept_with_other_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import codecache
+
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, getattr(codecache, name))  # put back afterwards
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    keep_compiled_headers()
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(64))
+    assert list((tmp_path / "precompiled_headers").glob("*.gch"))
 
 
 def test_rows_without_a_slot_are_not_written_to_the_cache() -> None:
