@@ -14,7 +14,9 @@ from deployments.models import (
     IncompatibleDraft,
     ModelSourceError,
     check_compatible,
+    check_first_layers,
     in_hub_cache,
+    layers_of,
     locate_model,
     ready_folder,
 )
@@ -110,6 +112,8 @@ def _models(config: FleetConfig) -> Iterator[Problem]:
     sources.append((("encoder",), config.encoder))
     for path, source in sources:
         try:
+            if path[0] == "drafts" and layers_of(source) is not None:
+                continue  # made of the verifier
             location = locate_model(source, base=base)
         except ModelSourceError as error:
             yield Problem(dotted(path), str(error))
@@ -129,17 +133,27 @@ def _compatibility(config: FleetConfig) -> Iterator[Problem]:
     if verifier is None:
         return
     for name, draft in config.drafts.items():
-        folder = _folder(draft.model, base)
-        if folder is None:
-            continue
         where = dotted(("drafts", name, "model"))
         try:
-            warning = check_compatible(verifier, folder, max_model_len=config.verifier.max_model_len)
+            warning = _fits(draft.model, base, verifier, config.verifier.max_model_len)
         except IncompatibleDraft as error:
             yield Problem(where, str(error))
             continue
         if warning is not None:
             yield Problem(where, warning, severity="warning")
+
+
+def _fits(source: str, base: Path | None, verifier: Path, max_model_len: int | None) -> str | None:
+    """Compares one draft; returns a warning, or None when it is right or not here yet."""
+    try:
+        count = layers_of(source)
+    except ModelSourceError:
+        return None  # said already
+    if count is not None:
+        check_first_layers(verifier, count)
+        return None
+    folder = _folder(source, base)
+    return None if folder is None else check_compatible(verifier, folder, max_model_len=max_model_len)
 
 
 def _folder(source: str, base: Path | None) -> Path | None:

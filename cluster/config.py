@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.drafter.settings import DraftSettings
 from deployments.gateway.settings import GatewaySettings
 from deployments.link.settings import LinkSettings
+from deployments.models import LAYERS_PREFIX
 from deployments.verifier.settings import VerifierSettings
 from router.settings import DomainSettings, SpeculationSettings
 
@@ -85,3 +86,8 @@ class FleetConfig(BaseModel):
         description="Folder against which relative model folders are tried first. Read from a file, it is "
         "the file's own folder.",
     )
+
+    def model_sources(self) -> list[str]:
+        """Every model that has to be on disk, once; drafts of the verifier's own layers come with it."""
+        drafts = (draft.model for draft in self.drafts.values() if not draft.model.startswith(LAYERS_PREFIX))
+        return list(dict.fromkeys([self.verifier.model, self.encoder, *drafts]))

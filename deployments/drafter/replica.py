@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.drafter.announce import Announcer
 from deployments.drafter.build import build_service
+from deployments.drafter.layers import resolve_draft
 from deployments.drafter.service import DrafterService
 from deployments.drafter.settings import DraftSettings
 from deployments.link.server import LinkError
@@ -60,8 +61,8 @@ class Drafter:
         if settings.cpu_cores is not None:
             pin_process(settings.cpu_cores)
         base = Path(base_folder) if base_folder else None
-        draft = resolve_model(settings.model, base=base)
         verifier = resolve_model(verifier_model, base=base)
+        draft = resolve_draft(settings.model, verifier, base=base)
         warning = check_compatible(verifier, draft, max_model_len=verifier_max_model_len)
         if warning:
             logger.warning(warning)

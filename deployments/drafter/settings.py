@@ -19,7 +19,8 @@ class DraftSettings(BaseModel):
 
     model: str = Field(
         min_length=1,
-        description="The draft: a folder (Hugging Face checkpoint or our own format) or a Hugging Face id.",
+        description="The draft: a folder (Hugging Face checkpoint or our own format), a Hugging Face id, or "
+        "layers:N for the verifier's own first N layers.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the draft runs; auto is cuda where num_gpus is above 0, else cpu."

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from cluster.checks import check_fleet, check_machine, this_machine
@@ -233,3 +234,49 @@ def test_a_core_named_twice(folder: Path) -> None:
     config = small()
     config["drafts"]["code"]["cpu_cores"] = [core, core]
     assert the_only(machine(config, folder)).what == "names a core twice"
+
+
+def cuttable(folder: Path, names: list[str]) -> Path:
+    """A verifier with four layers as far as check reads it: no numbers, only what they are called."""
+    from safetensors.numpy import save_file
+
+    make_models(folder)
+    file = folder / "models" / "verifier" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 4}))
+    save_file({name: numpy.zeros(1) for name in names}, folder / "models" / "verifier" / "model.safetensors")
+    return folder
+
+
+LAYERS = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "said"),
+    [
+        ("layers:3", [*LAYERS, "model.norm.weight"], None),
+        ("layers:0", [*LAYERS, "model.norm.weight"], "the verifier has 4 layers; take 1 to 3"),
+        ("layers:4", [*LAYERS, "model.norm.weight"], "the verifier has 4 layers; take 1 to 3"),
+        ("layers:two", [*LAYERS, "model.norm.weight"], "write layers:N"),
+        ("layers:2", ["transformer.h.0.attn.weight"], "does not name its layers model.layers.N"),
+    ],
+)
+def test_the_verifiers_own_layers_as_a_draft(
+    tmp_path: Path, model: str, names: list[str], said: str | None
+) -> None:
+    config = small()
+    config["drafts"]["code"]["model"] = model
+    problems = machine(config, cuttable(tmp_path, names))
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert problem.where == "drafts.code.model"
+        assert said in problem.what
+
+
+def test_only_a_draft_can_be_made_of_layers(tmp_path: Path) -> None:
+    config = small()
+    config["verifier"]["model"] = "layers:2"
+    problem = the_only(machine(config, cuttable(tmp_path, LAYERS)))
+    assert problem.where == "verifier.model"
+    assert "only a draft can be that" in problem.what

@@ -20,6 +20,7 @@ from cluster.loader import LoadedConfig, load_config
 from cluster.problems import errors
 from deployments.drafter.settings import DraftSettings
 from tests.cluster.configs import make_models, small, write
+from tests.cluster.test_checks import LAYERS, cuttable
 from tests.cluster.test_cli import run
 
 
@@ -51,6 +52,26 @@ def test_defaults_that_are_not_possible_are_left_out_and_said(loaded: LoadedConf
     candidates, remarks = find_candidates(loaded.config, verifier, [], defaults=True)
     assert [one.name for one in candidates] == ["code", "general", "ngram", "suffix"]
     assert "self-speculation is left out" in remarks[0]
+
+
+def test_the_verifiers_layers_are_a_candidate_configured_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = small()
+    config["drafts"]["code"]["model"] = "layers:2"
+    loaded = load_config(write(cuttable(tmp_path, [*LAYERS, "model.norm.weight"]), config))
+    candidates = found(loaded, "one=layers:1", defaults=True)
+    assert [(one.name, one.kind, one.source) for one in candidates[:3]] == [
+        ("code", "layers", "layers:2"),
+        ("general", "draft", "./models/general"),
+        ("one", "layers", "layers:1"),
+    ]
+    assert "first-1-layers" not in [one.name for one in candidates]
+    changed = changes(loaded.config, choice({"code": "one", "general": "general"}, "general"), candidates)
+    assert changed["drafts"]["one"]["model"] == "layers:1"
+    again = checked(loaded, whole(loaded.config, changed), tmp_path)
+    assert again.config.drafts["one"].num_cpus == 0.1
 
 
 @pytest.mark.parametrize(
