@@ -48,7 +48,7 @@ class Unit:
 
 def check_fleet(config: FleetConfig) -> list[Problem]:
     """Checks everything that the configuration alone can tell; no files, no machine."""
-    return [*_names(config), *_domains(config)]
+    return [*_names(config), *_quantisations(config), *_domains(config)]
 
 
 def check_machine(config: FleetConfig) -> list[Problem]:
@@ -78,6 +78,19 @@ def _names(config: FleetConfig) -> Iterator[Problem]:
         elif name not in used:
             todo = "name it in domains.NAME.draft or as the generalist, or take it out"
             yield Problem(dotted(("drafts", name)), "no domain uses this draft", todo)
+
+
+def _quantisations(config: FleetConfig) -> Iterator[Problem]:
+    for name, draft in config.drafts.items():
+        asked = draft.quantise == "int8" and "quantise" in draft.model_fields_set
+        if asked and not draft.runs_int8():
+            place = "GPUs" if draft.on_gpu else draft.dtype
+            yield Problem(
+                dotted(("drafts", name, "quantise")),
+                f"has no effect on {place}: 8 bits are for float32 on CPUs",
+                "take it out",
+                severity="warning",
+            )
 
 
 def _domains(config: FleetConfig) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from cluster.config import FleetConfig
 from deployments.drafter.layers import resolve_draft
-from deployments.drafter.settings import DraftSettings
+from deployments.drafter.settings import QUANTISATIONS, DraftSettings
 from deployments.evaluation.lookup import NgramSource, Source, SuffixSource
 from deployments.models import (
     IncompatibleDraft,
@@ -26,6 +26,8 @@ Kind = Literal["draft", "layers", "lookup"]
 #: Sources that need no model, by the word that names them.
 LOOKUPS: Final[Mapping[str, Callable[[], Source]]] = {"ngram": NgramSource, "suffix": SuffixSource}
 
+#: A draft in other numbers than the configuration's first: `,quantise=none` after the source.
+_QUANTISE: Final = re.compile(r"^(?P<source>.+),quantise=(?P<how>[^,]*)$")
 _NAME: Final = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
 #: Which part of the verifier's layers stands for self-speculation when nobody says.
 _DEFAULT_SHARE: Final = 4
@@ -69,7 +71,7 @@ def find_candidates(
     Args:
         config: the fleet.
         verifier: the verifier's checkpoint folder.
-        extra: further candidates, each `NAME=SOURCE`.
+        extra: further candidates, each `NAME=SOURCE` or `NAME=SOURCE,quantise=none`.
         defaults: whether to add the verifier's first layers, n-grams and suffixes.
 
     Returns:
@@ -105,7 +107,8 @@ def _split(text: str) -> tuple[str, str]:
     if not equals or not source:
         raise EvaluationError(
             f"--draft {text}: write NAME=SOURCE, where SOURCE is a Hugging Face id, a folder, layers:N, "
-            f"{' or '.join(LOOKUPS)}; for example --draft small=Qwen/Qwen2.5-0.5B-Instruct"
+            f"{' or '.join(LOOKUPS)}; for example --draft small=Qwen/Qwen2.5-0.5B-Instruct. A model may end "
+            "in ,quantise=none or ,quantise=int8"
         )
     if not _NAME.match(name) or name == "none":
         raise EvaluationError(
@@ -123,8 +126,22 @@ def _extra(config: FleetConfig, verifier: Path, name: str, source: str) -> Candi
     if source in LOOKUPS:
         return Candidate(name, "lookup", source)
     like = next(iter(config.drafts.values()))  # on the same device and cores as the fleet's own
-    kind, folder = _resolve(config, verifier, f"--draft {name}={source}", name, source)
-    return Candidate(name, kind, source, folder, like.model_copy(update={"model": source}))
+    changed: dict[str, str] = {}
+    if found := _QUANTISE.match(source):
+        changed["quantise"] = _quantise(name, source, found["how"], like)
+    model = found["source"] if found else source
+    kind, folder = _resolve(config, verifier, f"--draft {name}={source}", name, model)
+    return Candidate(name, kind, source, folder, like.model_copy(update={"model": model, **changed}))
+
+
+def _quantise(name: str, source: str, how: str, like: DraftSettings) -> str:
+    if how not in QUANTISATIONS:
+        raise EvaluationError(f"--draft {name}={source}: quantise is {' or '.join(QUANTISATIONS)}")
+    if how == "int8" and not like.runs_int8(how):
+        raise EvaluationError(
+            f"--draft {name}={source}: 8 bits are for float32 on CPUs; drafts on GPUs run in their dtype"
+        )
+    return how
 
 
 def _resolve(

@@ -36,7 +36,7 @@ def evaluate(
         typer.Option(
             metavar="NAME=SOURCE",
             help="A further candidate: a Hugging Face id, a folder, layers:N (the verifier's own first "
-            "layers), ngram or suffix. May be repeated.",
+            "layers), ngram or suffix. Models may end in ,quantise=none or ,quantise=int8. May be repeated.",
         ),
     ] = None,
     extras: Annotated[

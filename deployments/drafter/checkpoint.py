@@ -17,6 +17,7 @@ from deployments.drafter.llama import LlamaConfig, LlamaForward
 from deployments.drafter.weights import Checkpoint, DraftError, Weight, dtype_of
 from deployments.models import IncompatibleDraft
 from deployments.models.first_layers import first_layers_tensors
+from deployments.models.quantisation import check_readable, quantisation_of
 from deployments.models.tokenizers import read_tokenizer
 
 FORMAT_VERSION = 1
@@ -92,14 +93,16 @@ def load_draft(
         return _load_own_format(folder, verifier, description, place, limit, backend)
     config = _read_config(folder)
     sizes = LlamaConfig.read(config) if backend != "transformers" else None
+    if sizes is None and backend == "own":
+        raise DraftError(f"{folder} is no plain Llama: only transformers can run it")
+    if quantisation_of(config) is not None:
+        return _load_quantised(folder, config, sizes, place, limit)
     if sizes is not None:
         checkpoint = Checkpoint(folder)
         forward = _own(
             sizes, checkpoint.weights(), checkpoint.embedding(), checkpoint.head(), place, limit, None
         )
         return LoadedDraft(folder.name, forward, "own")
-    if backend == "own":
-        raise DraftError(f"{folder} is no plain Llama: only transformers can run it")
     from deployments.drafter.hf import load_model  # transformers takes seconds to import: only where needed
 
     return LoadedDraft(
@@ -143,6 +146,27 @@ class _Place:
     @property
     def quantise(self) -> bool:
         return self.wants_int8 and self.device.type == "cpu" and self.dtype == torch.float32
+
+
+def _load_quantised(
+    folder: Path, config: dict[str, Any], sizes: LlamaConfig | None, place: _Place, limit: int | None
+) -> LoadedDraft:
+    """Load a checkpoint that was published quantised: made plain first, then treated as any other."""
+    try:
+        check_readable(folder, config)
+    except IncompatibleDraft as error:
+        raise DraftError(str(error)) from error
+    from deployments.drafter.hf import build_model, dequantised
+
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    tensors = dequantised(folder, plain)
+    if sizes is None:
+        model = build_model(plain, tensors, place.dtype)
+        return LoadedDraft(folder.name, _theirs(model, place, limit, None), "transformers")
+    weights = {name: Weight(tensor) for name, tensor in tensors.items()}
+    embedding = _shared_or(None, "embedding", weights)
+    head = _shared_or(None, "head", weights)
+    return LoadedDraft(folder.name, _own(sizes, weights, embedding, head, place, limit, None), "own")
 
 
 def _load_own_format(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deployments.models.errors import IncompatibleDraft, ModelSourceError
+from deployments.models.quantisation import quantisation_of
 
 LAYERS_PREFIX: Final = "layers:"
 #: A decoder layer's tensor, as Llama and its kin name it.
@@ -79,7 +80,7 @@ def check_configuration(config: Mapping[str, Any], count: int, where: str) -> No
         raise IncompatibleDraft(
             f"layers:{count} is not possible: the verifier has {there} layers; take 1 to {there - 1}"
         )
-    method = _quantisation(config)
+    method = quantisation_of(config)
     if method is not None:
         raise IncompatibleDraft(
             f"layers:{count} is not possible: the verifier's weights are quantised ({method}), and drafters "
@@ -160,10 +161,3 @@ def _stated(config: Mapping[str, Any], where: str) -> int:
         what = " at its top level: the model is multimodal" if isinstance(inner, dict) else ""
         raise IncompatibleDraft(f"{where} does not say num_hidden_layers{what}")
     return layers
-
-
-def _quantisation(config: Mapping[str, Any]) -> str | None:
-    given = config.get("quantization_config")
-    if not given:
-        return None
-    return str(given.get("quant_method") or "unknown") if isinstance(given, dict) else "unknown"

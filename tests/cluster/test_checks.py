@@ -280,3 +280,36 @@ def test_only_a_draft_can_be_made_of_layers(tmp_path: Path) -> None:
     problem = the_only(machine(config, cuttable(tmp_path, LAYERS)))
     assert problem.where == "verifier.model"
     assert "only a draft can be that" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quantise": "int8"}, None),
+        ({"num_gpus": 0.5}, None),
+        ({"num_gpus": 0.5, "quantise": "int8"}, "has no effect on GPUs"),
+        ({"dtype": "bfloat16", "quantise": "int8"}, "has no effect on bfloat16"),
+        ({"dtype": "bfloat16", "quantise": "none"}, None),
+    ],
+)
+def test_eight_bits_that_would_not_be(settings: dict[str, Any], said: str | None) -> None:
+    config = small()
+    config["drafts"]["code"] |= settings
+    problems = fleet(config)
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert (problem.where, problem.severity) == ("drafts.code.quantise", "warning")
+        assert said in problem.what
+
+
+def test_a_published_quantised_draft_that_cannot_be_read(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    file = tmp_path / "models" / "code" / "config.json"
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "gptq"}})
+    )
+    problem = the_only(machine(small(), tmp_path))
+    assert problem.where == "drafts.code.model"
+    assert "stored quantised (gptq)" in problem.what

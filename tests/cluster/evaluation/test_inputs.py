@@ -86,11 +86,21 @@ def test_the_verifiers_layers_are_a_candidate_configured_or_not(
         ("x=layers:3", "num_hidden_layers"),
         ("x=./models/nothing", "no model folder './models/nothing'"),
         ("x=ngrams", "did you mean ngram?"),
+        ("x=./models/code,quantise=int4", "quantise is none or int8"),
     ],
 )
 def test_wrong_candidates(loaded: LoadedConfig, text: str, said: str) -> None:
     with pytest.raises(EvaluationError, match=re.escape(said)):
         found(loaded, text)
+
+
+def test_a_candidate_in_other_numbers(loaded: LoadedConfig, tmp_path: Path) -> None:
+    candidates = found(loaded, "float=./models/code,quantise=none", "same=./models/code")
+    held = {one.name: one.settings.quantise for one in candidates if one.settings is not None}
+    assert held == {"code": "int8", "general": "int8", "float": "none", "same": "int8"}
+    changed = changes(loaded.config, choice({"code": "float", "general": "general"}, "general"), candidates)
+    again = checked(loaded, whole(loaded.config, changed), tmp_path)
+    assert again.config.drafts["float"].quantise == "none"
 
 
 def test_a_draft_with_other_tokens_is_refused_by_name(loaded: LoadedConfig, tmp_path: Path) -> None:
