@@ -131,6 +131,12 @@ def _run(
     from deployments.models import resolve_model
 
     config = loaded.config
+    if config.verifier.proposer is not None:
+        raise EvaluationError(
+            f"vLLM's own {config.verifier.proposer.method} proposes in this fleet, and evaluate compares "
+            "drafts: give it a configuration with drafts (ngram and suffix are scored beside them); "
+            "`specfleet status` shows what a running fleet's own method gets accepted"
+        )
     asked = read_prompts(config, prompts)
     base = Path(config.base_folder) if config.base_folder else None
     prepare(config, lambda text: err.print(text, highlight=False))

@@ -3,6 +3,7 @@
 from deployments.models.compatibility import check_compatible
 from deployments.models.errors import IncompatibleDraft, ModelSourceError
 from deployments.models.first_layers import LAYERS_PREFIX, check_first_layers, layers_of
+from deployments.models.heads import check_head
 from deployments.models.sources import ModelLocation, in_hub_cache, locate_model, ready_folder, resolve_model
 from deployments.models.tokenizers import TokenizerContent, read_tokenizer, tokenizer_sha256
 
@@ -14,6 +15,7 @@ __all__ = [
     "TokenizerContent",
     "check_compatible",
     "check_first_layers",
+    "check_head",
     "in_hub_cache",
     "layers_of",
     "locate_model",

@@ -14,6 +14,7 @@ from cluster.checks import check_fleet, check_machine, this_machine
 from cluster.config import FleetConfig
 from cluster.problems import Problem
 from tests.cluster.configs import make_models, small
+from tests.models.checkpoints import checkpoint, content, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +314,77 @@ def test_a_published_quantised_draft_that_cannot_be_read(tmp_path: Path) -> None
     problem = the_only(machine(small(), tmp_path))
     assert problem.where == "drafts.code.model"
     assert "stored quantised (gptq)" in problem.what
+
+
+def fixed(**proposer: Any) -> dict[str, Any]:
+    """A fleet whose verifier proposes in a way of vLLM's own."""
+    return {"verifier": {**small()["verifier"], "proposer": proposer}}
+
+
+def test_a_fleet_without_drafts(folder: Path) -> None:
+    config = fixed(method="ngram")
+    assert fleet(config) == []
+    assert machine(config, folder) == []
+    assert FleetConfig.model_validate(config).model_sources() == ["./models/verifier"]
+
+
+def test_drafts_beside_a_way_of_vllms_own() -> None:
+    problem = the_only(fleet({**small(), **fixed(method="ngram")}))
+    assert problem.where == "verifier.proposer"
+    assert "drafts and domains and generalist would never be used" in problem.what
+    assert "or take verifier.proposer out" in problem.todo
+
+
+def test_a_fleet_without_anybody_who_proposes() -> None:
+    problems = fleet({"verifier": small()["verifier"]})
+    assert [problem.where for problem in problems] == ["drafts", "domains", "generalist"]
+    assert {problem.what for problem in problems} == {"required and missing"}
+
+
+def head(folder: Path, **config: Any) -> str:
+    make_models(folder)
+    path = folder / "head"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 32, "medusa_num_heads": 4}, None),
+        ({"hidden_size": 32, "medusa_num_heads": 3}, "set num_speculative_tokens to 3 or less"),
+        ({"hidden_size": 64, "num_heads": 4}, "reads hidden states of size 64"),
+    ],
+)
+def test_a_head_that_was_made_for_another_verifier(
+    tmp_path: Path, config: dict[str, Any], said: str | None
+) -> None:
+    model = head(tmp_path, **config)
+    problems = machine(fixed(method="medusa", model=model, num_speculative_tokens=4), tmp_path)
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert problem.where == "verifier.proposer.model"
+        assert said in problem.what
+
+
+def test_a_draft_in_the_engine_needs_the_verifiers_tokens_unless_vllm_translates(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    checkpoint(tmp_path / "other", content(train_bpe(280)), vocab_size=320)
+    wanted = {"method": "draft_model", "model": "./other"}
+    problem = the_only(machine(fixed(**wanted), tmp_path))
+    assert "another tokenizer" in problem.what
+    assert machine(fixed(**wanted, options={"use_heterogeneous_vocab": True}), tmp_path) == []
+
+
+def test_a_method_whose_package_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.model_checks.find_spec", lambda name: None)
+    problem = the_only(machine(fixed(method="suffix"), folder))
+    assert (problem.where, problem.todo) == (
+        "verifier.proposer.method",
+        "pip install arctic-inference==0.1.1",
+    )
+    elsewhere = {**fixed(method="suffix"), "nodes": [{"cpus": 4}]}
+    assert the_only(machine(elsewhere, folder)).severity == "warning"

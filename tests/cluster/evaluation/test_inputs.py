@@ -187,6 +187,14 @@ def test_a_wrong_configuration_is_told_as_check_tells_it(tmp_path: Path) -> None
     assert "there is no draft 'nobody'" in output
 
 
+def test_a_fleet_without_drafts_is_told_what_to_do(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    config = {"verifier": {**small()["verifier"], "proposer": {"method": "ngram"}}}
+    code, output = run("evaluate", write(tmp_path, config))
+    assert code == 1
+    assert "give it a configuration with drafts" in " ".join(output.split())
+
+
 def choice(drafts: dict[str, str], generalist: str) -> Choice:
     return Choice([], drafts, generalist, 3, "")
 
