@@ -195,6 +195,11 @@ def _configured(
 ) -> tuple[Fleet, list[str]]:
     """The fleet as the file describes it, drafts where they would be placed, and what is odd about it."""
     notes: list[str] = []
+    if config.verifier.proposer is not None:
+        notes.append(
+            f"vLLM's own {config.verifier.proposer.method} proposes in this fleet: what it takes and gives "
+            "is not in these figures"
+        )
     placement = place(units, nodes)
     where = {
         owner: f"GPU {slot.index} of node {slot.node}"

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -101,13 +100,3 @@ def test_greedy_output_is_that_of_plain_decoding(stage: Stage, draft: str) -> No
         assert 0.02 < rate < 0.9
     else:
         assert 0.7 < rate <= 1.0
-
-
-def test_the_layers_are_read_from_the_verifier_not_from_a_copy(tmp_path: Path) -> None:
-    verifier = tiny_llama(tmp_path / "verifier", seed=5)
-    write_tokenizer(verifier, VOCAB)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        folder = resolve_draft("layers:1", verifier)
-    weights = (verifier / "model.safetensors").stat().st_size
-    assert sum(file.stat().st_size for file in folder.iterdir()) < weights / 20
