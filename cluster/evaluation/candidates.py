@@ -28,7 +28,8 @@ LOOKUPS: Final[Mapping[str, Callable[[], Source]]] = {"ngram": NgramSource, "suf
 
 #: A draft in other numbers than the configuration's first: `,quantise=none` after the source.
 _QUANTISE: Final = re.compile(r"^(?P<source>.+),quantise=(?P<how>[^,]*)$")
-_NAME: Final = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
+#: What a candidate may be called: the same as a draft in a configuration.
+NAME: Final = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
 #: Which part of the verifier's layers stands for self-speculation when nobody says.
 _DEFAULT_SHARE: Final = 4
 
@@ -110,7 +111,7 @@ def _split(text: str) -> tuple[str, str]:
             f"{' or '.join(LOOKUPS)}; for example --draft small=Qwen/Qwen2.5-0.5B-Instruct. A model may end "
             "in ,quantise=none or ,quantise=int8"
         )
-    if not _NAME.match(name) or name == "none":
+    if not NAME.match(name) or name == "none":
         raise EvaluationError(
             f"--draft {text}: {name!r} is no name for a draft; use small letters, digits, dots and dashes"
         )

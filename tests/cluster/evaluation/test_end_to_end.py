@@ -64,7 +64,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("json", "html", "yaml")}
     command = [sys.executable, "-m", "cluster.cli", "evaluate", str(fleet), "--quick", "--k", "1,3"]
-    command += ["--draft", "again=layers:1"]
+    command += ["--draft", "again=layers:1", "--draft", "int8=./whole,quantise=int8"]
+    command += ["--method", "lookup=ngram,k=2", "--method", "inside=draft_model:./whole,k=3"]
     for name, file in files.items():
         command += [f"--{name}", str(file)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "80"}
@@ -77,7 +78,9 @@ def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
     result = Evaluation.model_validate(json.loads(files["json"].read_text()))
     figures = {(one.domain, one.candidate): one for one in result.acceptance if one.temperature == 0.0}
     assert set(figures) == {
-        (domain, name) for domain in ("one", "two") for name in ("whole", "layer", "ngram", "suffix", "again")
+        (domain, name)
+        for domain in ("one", "two")
+        for name in ("whole", "layer", "ngram", "suffix", "again", "int8")
     }
     for domain in ("one", "two"):
         assert figures[domain, "whole"].lengths[-1].acceptance_rate == 1.0
@@ -85,6 +88,21 @@ def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
         assert 0.0 < figures[domain, "layer"].lengths[-1].acceptance_rate < 0.9
         # The first layer as a candidate is the very draft that the configuration names.
         assert figures[domain, "layer"].by_position == figures[domain, "again"].by_position
+
+        # The verifier in 8 bits: mostly the same proposals as in full, each a row of its own.
+        assert 0.5 < figures[domain, "int8"].lengths[-1].acceptance_rate <= 1.0
+
+    own = {(one.domain, one.name, one.batch): one for one in result.own_methods}
+    assert set(own) == {
+        (domain, name, batch)
+        for domain in ("one", "two")
+        for name in ("lookup", "inside")
+        for batch in (1, 4)
+    }
+    for one in own.values():
+        assert one.same == one.texts > 0
+        assert one.rate > 0
+        assert one.acceptance_rate > 0.9 or one.name == "lookup"
 
     greedy = [one for one in result.measurements if one.temperature == 0.0]
     assert {(one.domain, one.candidate, one.length, one.batch) for one in greedy} == {
