@@ -107,3 +107,9 @@ def test_status_health_and_metrics_show_it(api: httpx.Client) -> None:
     assert 'draft="ngram"' in api.get("/metrics").text
     shown = specfleet("status", "--port", str(PORT))
     assert "vLLM's own ngram proposes 3 tokens a step" in " ".join(shown.stdout.split())
+
+
+def test_the_demonstration_says_why_it_cannot_compare(api: httpx.Client) -> None:
+    shown = specfleet("demo", "--port", str(PORT))
+    assert shown.returncode == 1
+    assert "cannot be switched off to compare" in " ".join(shown.stderr.split())

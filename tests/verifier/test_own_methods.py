@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from deployments.models import IncompatibleDraft, check_head
 from deployments.verifier.engine_arguments import engine_arguments, engine_environment
 from deployments.verifier.settings import VerifierSettings
+from tests.support.eagle import train_eagle
 from tests.support.engine import prepare_environment
 from tests.support.medusa import train_medusa
 from tests.support.tiny import CONTEXT, VOCAB, tiny_llama
@@ -40,6 +41,7 @@ class Material:
 
     verifier: Path
     medusa: Path
+    eagle: Path
     renamed: Path
     plain: list[list[int]]
 
@@ -52,8 +54,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     texts = greedy_texts(verifier, prompts=64, length=72)
     right = train_medusa(verifier, root / "medusa", texts, heads=WIDTH, steps=150)
     assert right[0] > 0.15, right  # else it has nothing to say in the engine either
+    assert train_eagle(verifier, root / "eagle", texts, steps=150) > 0.15
     plain, _ = write(verifier, None)
-    return Material(verifier, root / "medusa", rename_tokens(verifier, root / "renamed"), plain)
+    return Material(
+        verifier, root / "medusa", root / "eagle", rename_tokens(verifier, root / "renamed"), plain
+    )
 
 
 def write_tokenizer(folder: Path, order: list[int]) -> None:
@@ -135,13 +140,14 @@ def write(
         gc.collect()
 
 
-@pytest.mark.parametrize("method", ["ngram", "medusa", "draft_model", "another vocabulary"])
+@pytest.mark.parametrize("method", ["ngram", "medusa", "eagle", "draft_model", "another vocabulary"])
 def test_greedy_output_is_that_of_plain_decoding_and_proposals_are_accepted(
     material: Material, method: str
 ) -> None:
     proposers: dict[str, dict[str, Any]] = {
         "ngram": {"method": "ngram", "options": {"prompt_lookup_max": 3, "prompt_lookup_min": 2}},
         "medusa": {"method": "medusa", "model": str(material.medusa)},
+        "eagle": {"method": "eagle", "model": str(material.eagle)},
         "draft_model": {"method": "draft_model", "model": str(material.verifier)},
         "another vocabulary": {
             "method": "draft_model",
