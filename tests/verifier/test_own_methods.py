@@ -31,8 +31,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 64
 WIDTH = 3
-#: One prompt repeats itself, for those who look things up.
-PROMPTS = [[5, 9, 13, 21], [7, 30, 2, 44, 7, 30, 2, 44, 7, 30, 2], [60, 3], [11, 12, 13, 14, 15, 16, 17]]
+#: What the heads' texts begin with.
+BEGIN = torch.randint(2, VOCAB, (64, 4), generator=torch.Generator().manual_seed(1))
+#: Beginnings that the heads know, so that they have something to say; one that repeats itself, for those who
+#: look things up; and others.
+PROMPTS = [*BEGIN[:4].tolist(), [7, 30, 2, 44, 7, 30, 2, 44, 7, 30, 2], [60, 3], [11, 12, 13, 14, 15, 16, 17]]
 
 
 @dataclass
@@ -51,7 +54,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     root = tmp_path_factory.mktemp("models")
     verifier = tiny_llama(root / "verifier", seed=5, spread=0.15)
     write_tokenizer(verifier, list(range(VOCAB)))
-    texts = greedy_texts(verifier, prompts=64, length=72)
+    texts = greedy_texts(verifier, length=72)
     right = train_medusa(verifier, root / "medusa", texts, heads=WIDTH, steps=150)
     assert right[0] > 0.15, right  # else it has nothing to say in the engine either
     assert train_eagle(verifier, root / "eagle", texts, steps=150) > 0.15
@@ -85,11 +88,10 @@ def rename_tokens(verifier: Path, out: Path) -> Path:
 
 
 @torch.inference_mode()
-def greedy_texts(verifier: Path, *, prompts: int, length: int) -> list[list[int]]:
-    """What the verifier writes after random beginnings."""
+def greedy_texts(verifier: Path, *, length: int) -> list[list[int]]:
+    """What the verifier writes after the beginnings."""
     model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32).eval()
-    begin = torch.randint(2, VOCAB, (prompts, 4), generator=torch.Generator().manual_seed(1))
-    written = model.generate(begin, max_new_tokens=length, do_sample=False, eos_token_id=None)
+    written = model.generate(BEGIN, max_new_tokens=length, do_sample=False, eos_token_id=None)
     return [text.tolist() for text in written]
 
 
