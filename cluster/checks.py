@@ -107,6 +107,15 @@ def _quantisations(config: FleetConfig) -> Iterator[Problem]:
 
 
 def _domains(config: FleetConfig) -> Iterator[Problem]:
+    described = [name for name, domain in config.domains.items() if any(map(str.strip, domain.examples))]
+    if not described:
+        return  # nothing is recognised: requests name their domain, or go to the generalist
+    if len(config.domains) == 1:
+        yield Problem(
+            dotted(("domains", described[0], "examples")),
+            "there is no other domain to tell this one apart from",
+            "leave its examples out, or add a domain with examples of its own",
+        )
     owner_of: dict[str, str] = {}
     for name, domain in config.domains.items():
         where = dotted(("domains", name, "examples"))

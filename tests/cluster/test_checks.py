@@ -51,7 +51,7 @@ def test_a_draft_that_no_domain_uses() -> None:
 
 def test_the_generalist_needs_no_domain() -> None:
     config = small()
-    del config["domains"]["general"]
+    config["domains"]["poems"] = config["domains"].pop("general")
     assert fleet(config) == []
 
 
@@ -82,6 +82,26 @@ def test_too_few_examples(count: int, severity: str) -> None:
     config["domains"]["code"]["examples"] = config["domains"]["code"]["examples"][:count]
     problem = the_only(fleet(config))
     assert (problem.where, problem.severity) == ("domains.code.examples", severity)
+
+
+def test_domains_without_any_examples_are_named_by_requests() -> None:
+    config = small()
+    for domain in config["domains"].values():
+        domain["examples"] = []
+    assert fleet(config) == []
+
+
+@pytest.mark.parametrize("examples", [True, False])
+def test_one_domain_alone_cannot_be_told_apart(examples: bool) -> None:
+    config = small()
+    del config["domains"]["code"], config["drafts"]["code"]
+    if examples:
+        problem = the_only(fleet(config))
+        assert (problem.where, problem.severity) == ("domains.general.examples", "error")
+        assert "no other domain" in problem.what
+    else:
+        config["domains"]["general"]["examples"] = []
+        assert fleet(config) == []
 
 
 def test_the_same_example_many_times_counts_once() -> None:

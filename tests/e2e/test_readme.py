@@ -12,8 +12,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from cluster.checks import check_fleet
 from cluster.cli import app
 from cluster.config import FleetConfig
+from cluster.problems import errors
 from tests.e2e.conftest import PORT, ROOT, Fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -82,7 +84,7 @@ def test_a_command_works(fleet: Fleet, command: str) -> None:
 
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_an_example_configuration_is_valid(block: str) -> None:
-    FleetConfig.model_validate(yaml.safe_load(block))
+    assert errors(check_fleet(FleetConfig.model_validate(yaml.safe_load(block)))) == []
 
 
 def test_nothing_is_left_to_fill_in() -> None:
