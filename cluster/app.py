@@ -22,7 +22,7 @@ from cluster.problems import ConfigError, errors
 from deployments.drafter.replica import Drafter
 from deployments.gateway.gateway import build_gateway
 from deployments.registry.replica import build_registry
-from deployments.verifier.build import build_verifier
+from deployments.verifier.build import build_fixed_verifier, build_verifier
 
 #: Drafters' deployments are named after their draft, so that each can be scaled and looked at on its own.
 DRAFTER_PREFIX = "draft-"
@@ -60,25 +60,37 @@ def build(args: FleetConfig | Mapping[str, Any]) -> Application:
     wrong = errors(check_fleet(config))
     if wrong:
         raise ConfigError(config.name, wrong)
+    proposer = config.verifier.proposer
+    method = proposer.method if proposer is not None else None
     names = list(config.drafts)
-    registry = build_registry(names, list(config.domains))
+    registry = build_registry(names, list(config.domains), method)
     drafters = tuple(build_drafter(config, name, registry) for name in names)
-    verifier = build_verifier(
-        config.verifier,
-        speculation=config.speculation,
-        domains={name: domain.draft for name, domain in config.domains.items()},
-        examples={name: domain.examples for name, domain in config.domains.items()},
-        generalist=config.generalist,
-        drafts=names,
-        link=config.link,
-        encoder=config.encoder,
-        base_folder=Path(config.base_folder) if config.base_folder else None,
-        registry=registry,
-    )
+    base_folder = Path(config.base_folder) if config.base_folder else None
+    if proposer is not None:
+        verifier = build_fixed_verifier(config.verifier, base_folder=base_folder, registry=registry)
+    else:
+        verifier = build_verifier(
+            config.verifier,
+            speculation=config.speculation,
+            domains={name: domain.draft for name, domain in config.domains.items()},
+            examples={name: domain.examples for name, domain in config.domains.items()},
+            generalist=config.generalist,
+            drafts=names,
+            link=config.link,
+            encoder=config.encoder,
+            base_folder=base_folder,
+            registry=registry,
+        )
     handles: Any = FleetHandles(registry, drafters)
     model = config.verifier.name
     return build_gateway(
-        {model: verifier}, {model: _card(config)}, handles, config.gateway, list(config.domains), names
+        {model: verifier},
+        {model: _card(config)},
+        handles,
+        config.gateway,
+        list(config.domains),
+        names,
+        method,
     )
 
 
@@ -111,7 +123,12 @@ def build_drafter(config: FleetConfig, name: str, registry: Application) -> Appl
 
 def _card(config: FleetConfig) -> ModelCard:
     """What `/v1/models` says of the verifier."""
-    metadata = {"max_model_len": config.verifier.max_model_len, "drafts": list(config.drafts)}
+    metadata: dict[str, Any] = {
+        "max_model_len": config.verifier.max_model_len,
+        "drafts": list(config.drafts),
+    }
+    if config.verifier.proposer is not None:
+        metadata["proposer"] = config.verifier.proposer.method
     return ModelCard(
         id=config.verifier.name, object="model", owned_by="specfleet", permission=[], metadata=metadata
     )

@@ -7,17 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import FleetConfig, NodeSettings
+from cluster.config import OF_DRAFTS, FleetConfig, NodeSettings
+from cluster.model_checks import check_models
 from cluster.problems import Problem
 from cluster.yaml_source import KeyPath, dotted
-from deployments.models import (
-    IncompatibleDraft,
-    ModelSourceError,
-    check_compatible,
-    in_hub_cache,
-    locate_model,
-    ready_folder,
-)
 
 #: Fewer examples than this cannot describe a domain at all.
 MIN_EXAMPLES = 4
@@ -46,17 +39,39 @@ class Unit:
 
 def check_fleet(config: FleetConfig) -> list[Problem]:
     """Checks everything that the configuration alone can tell; no files, no machine."""
-    return [*_names(config), *_domains(config)]
+    if config.verifier.proposer is not None:
+        return list(_fixed(config))
+    return [*_empty(config), *_names(config), *_quantisations(config), *_domains(config)]
 
 
 def check_machine(config: FleetConfig) -> list[Problem]:
     """Checks the configuration against this machine's model folders and against the nodes' resources."""
-    return [*_models(config), *_compatibility(config), *_resources(config), *_cores(config)]
+    return [*check_models(config), *_resources(config), *_cores(config)]
+
+
+def _fixed(config: FleetConfig) -> Iterator[Problem]:
+    """A fleet whose verifier proposes in a way of vLLM's own has no drafts, and nothing that is for them."""
+    assert config.verifier.proposer is not None
+    given = [key for key in OF_DRAFTS if key in config.model_fields_set]
+    if given:
+        yield Problem(
+            "verifier.proposer",
+            f"with it vLLM's {config.verifier.proposer.method} proposes in every step of the verifier, and "
+            f"{' and '.join(given)} would never be used",
+            f"take {' and '.join(given)} out; or take verifier.proposer out, and the drafts propose",
+        )
+
+
+def _empty(config: FleetConfig) -> Iterator[Problem]:
+    for key in OF_DRAFTS:
+        if not getattr(config, key):
+            description = FleetConfig.model_fields[key].description or ""
+            yield Problem(key, "required and missing", description.rstrip("."))
 
 
 def _names(config: FleetConfig) -> Iterator[Problem]:
     drafts = ", ".join(config.drafts)
-    if config.generalist not in config.drafts:
+    if config.generalist and config.generalist not in config.drafts:
         yield Problem("generalist", f"there is no draft {config.generalist!r}", f"the drafts are: {drafts}")
     for name, domain in config.domains.items():
         if domain.draft not in config.drafts:
@@ -76,6 +91,19 @@ def _names(config: FleetConfig) -> Iterator[Problem]:
         elif name not in used:
             todo = "name it in domains.NAME.draft or as the generalist, or take it out"
             yield Problem(dotted(("drafts", name)), "no domain uses this draft", todo)
+
+
+def _quantisations(config: FleetConfig) -> Iterator[Problem]:
+    for name, draft in config.drafts.items():
+        asked = draft.quantise == "int8" and "quantise" in draft.model_fields_set
+        if asked and not draft.runs_int8():
+            place = "GPUs" if draft.on_gpu else draft.dtype
+            yield Problem(
+                dotted(("drafts", name, "quantise")),
+                f"has no effect on {place}: 8 bits are for float32 on CPUs",
+                "take it out",
+                severity="warning",
+            )
 
 
 def _domains(config: FleetConfig) -> Iterator[Problem]:
@@ -110,52 +138,6 @@ def _domains(config: FleetConfig) -> Iterator[Problem]:
             if other != name:
                 todo = f"{example.strip()[:60]!r} stands in both; keep it in one"
                 yield Problem(where, f"shares an example with domain {other!r}", todo, severity="warning")
-
-
-def _models(config: FleetConfig) -> Iterator[Problem]:
-    base = Path(config.base_folder) if config.base_folder else None
-    sources: list[tuple[KeyPath, str]] = [(("verifier", "model"), config.verifier.model)]
-    sources += [(("drafts", name, "model"), draft.model) for name, draft in config.drafts.items()]
-    sources.append((("encoder",), config.encoder))
-    for path, source in sources:
-        try:
-            location = locate_model(source, base=base)
-        except ModelSourceError as error:
-            yield Problem(dotted(path), str(error))
-            continue
-        if location.kind == "hub" and not in_hub_cache(location.detail):
-            yield Problem(
-                dotted(path),
-                f"{source} is no folder here: the first start fetches it from the Hugging Face hub",
-                severity="warning",
-            )
-
-
-def _compatibility(config: FleetConfig) -> Iterator[Problem]:
-    """Compares drafts with the verifier as far as their files are here; replicas check again at load."""
-    base = Path(config.base_folder) if config.base_folder else None
-    verifier = _folder(config.verifier.model, base)
-    if verifier is None:
-        return
-    for name, draft in config.drafts.items():
-        folder = _folder(draft.model, base)
-        if folder is None:
-            continue
-        where = dotted(("drafts", name, "model"))
-        try:
-            warning = check_compatible(verifier, folder, max_model_len=config.verifier.max_model_len)
-        except IncompatibleDraft as error:
-            yield Problem(where, str(error))
-            continue
-        if warning is not None:
-            yield Problem(where, warning, severity="warning")
-
-
-def _folder(source: str, base: Path | None) -> Path | None:
-    try:
-        return ready_folder(source, base=base)
-    except ModelSourceError:
-        return None  # said already
 
 
 def units(config: FleetConfig) -> list[Unit]:

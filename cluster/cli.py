@@ -52,9 +52,11 @@ def check(file: ConfigFile) -> None:
     if any(problem.severity == "error" for problem in problems):
         raise typer.Exit(1)
     config = loaded.config
+    who = f"{len(config.drafts)} drafts ({', '.join(config.drafts)}), {len(config.domains)} domains"
+    if config.verifier.proposer is not None:
+        who = f"vLLM's own {config.verifier.proposer.method} proposes"
     out.print(
-        f"[green]{escape(str(file))} is right[/]: verifier {escape(config.verifier.name)}, "
-        f"{len(config.drafts)} drafts ({', '.join(config.drafts)}), {len(config.domains)} domains",
+        f"[green]{escape(str(file))} is right[/]: verifier {escape(config.verifier.name)}, {who}",
         highlight=False,
     )
 

@@ -6,13 +6,14 @@ application ``cluster.app:build``. Each package owns the settings of its part; h
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.drafter.settings import DraftSettings
 from deployments.gateway.settings import GatewaySettings
 from deployments.link.settings import LinkSettings
+from deployments.models import LAYERS_PREFIX
 from deployments.verifier.settings import VerifierSettings
 from router.settings import DomainSettings, SpeculationSettings
 
@@ -45,6 +46,10 @@ class NodeSettings(BaseModel):
     count: int = Field(default=1, ge=1, description="How many such nodes there are.")
 
 
+#: What a fleet has unless one of vLLM's own ways proposes (`verifier.proposer`).
+OF_DRAFTS: Final = ("drafts", "domains", "generalist")
+
+
 class FleetConfig(BaseModel):
     """A verifier, its drafts, the domains they serve, and how all of that is run."""
 
@@ -54,14 +59,15 @@ class FleetConfig(BaseModel):
     api: ApiSettings = Field(default_factory=ApiSettings, description="Where the API listens.")
     verifier: VerifierSettings = Field(description="The main model, the one that users ask for.")
     drafts: dict[Name, DraftSettings] = Field(
-        min_length=1, description="The small models that propose tokens, by name."
+        default_factory=dict, description="The small models that propose tokens, by name."
     )
     domains: dict[Name, DomainSettings] = Field(
-        min_length=1,
+        default_factory=dict,
         description="What requests are about, by name: which draft serves a domain, and examples.",
     )
     generalist: str = Field(
-        description="The draft used where no domain draft is known to be better; one of `drafts`."
+        default="",
+        description="The draft used where no domain draft is known to be better; one of `drafts`.",
     )
     speculation: SpeculationSettings = Field(
         default_factory=SpeculationSettings, description="How the router decides who proposes, and how much."
@@ -85,3 +91,11 @@ class FleetConfig(BaseModel):
         description="Folder against which relative model folders are tried first. Read from a file, it is "
         "the file's own folder.",
     )
+
+    def model_sources(self) -> list[str]:
+        """Every model that has to be on disk, once; drafts of the verifier's own layers come with it."""
+        drafts = (draft.model for draft in self.drafts.values() if not draft.model.startswith(LAYERS_PREFIX))
+        if self.verifier.proposer is None:
+            return list(dict.fromkeys([self.verifier.model, self.encoder, *drafts]))
+        head = self.verifier.proposer.model
+        return [self.verifier.model, *([head] if head is not None else [])]

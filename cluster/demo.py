@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster.api import FleetApi
+from cluster.api import ApiProblem, FleetApi
 
 #: Written for small models: one plain question each, none of them among the configuration's examples.
 PROMPTS: dict[str, tuple[str, ...]] = {
@@ -138,6 +138,7 @@ def run(api: FleetApi, console: Console, *, max_tokens: int = 96, per_domain: in
     Raises:
         cluster.api.ApiProblem: the fleet does not answer, or refused.
     """
+    _needs_drafts(api)
     outcome = Outcome({domain: Tally() for domain in PROMPTS})
     rounds = [(domain, prompts[index]) for index in range(per_domain) for domain, prompts in PROMPTS.items()]
     with console.status("warming up") as shown:
@@ -160,6 +161,17 @@ def run(api: FleetApi, console: Console, *, max_tokens: int = 96, per_domain: in
         style="dim",
     )
     return outcome
+
+
+def _needs_drafts(api: FleetApi) -> None:
+    for verifier in api.status().get("verifiers") or []:
+        method = (verifier.get("proposer") or {}).get("method")
+        if method:
+            raise ApiProblem(
+                f"in this fleet vLLM's own {method} proposes, which cannot be switched off to compare: "
+                f"`specfleet evaluate FILE --method own={method}`, with a configuration with drafts, does "
+                "that; `specfleet status` shows what is accepted"
+            )
 
 
 def table(outcome: Outcome) -> Table:

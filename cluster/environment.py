@@ -66,9 +66,8 @@ def fleet_environment(config: FleetConfig, folder: Path, base: Mapping[str, str]
 
 def _is_local(config: FleetConfig) -> bool:
     base = Path(config.base_folder) if config.base_folder else None
-    sources = [config.verifier.model, config.encoder, *(draft.model for draft in config.drafts.values())]
     try:
-        places = [locate_model(source, base=base) for source in sources]
+        places = [locate_model(source, base=base) for source in config.model_sources()]
     except ModelSourceError:
         return False
     return all(place.kind != "hub" or in_hub_cache(place.detail) for place in places)

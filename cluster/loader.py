@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from cluster.config import FleetConfig
+from cluster.config import OF_DRAFTS, FleetConfig
 from cluster.problems import ConfigError, Problem
 from cluster.yaml_source import KeyPath, YamlSource, dotted, parse_path, read_yaml
 
@@ -61,11 +61,21 @@ def load_config(path: Path | str) -> LoadedConfig:
         config = FleetConfig.model_validate(data)
     except ValidationError as error:
         problems += [_explain(details, source, prefix) for details in error.errors(include_url=False)]
+    problems += _missing(data)
     if problems or config is None:
         raise ConfigError(str(path), sorted(problems, key=lambda problem: problem.line or 0))
     if config.base_folder is None:
         config = config.model_copy(update={"base_folder": str(path.resolve().parent)})
     return LoadedConfig(path, config, source, prefix)
+
+
+def _missing(data: Mapping[str, Any]) -> list[Problem]:
+    """What a fleet with drafts has to say; one whose verifier has a way of vLLM's own does without."""
+    verifier = data.get("verifier")
+    if isinstance(verifier, Mapping) and verifier.get("proposer") is not None:
+        return []
+    missing = [key for key in OF_DRAFTS if key not in data]
+    return [Problem(key, "required and missing", _description((key,))) for key in missing]
 
 
 def _fleet_part(path: Path, source: YamlSource) -> tuple[Mapping[str, Any], KeyPath]:
@@ -108,6 +118,8 @@ def _explain(details: ErrorDetails, source: YamlSource, prefix: KeyPath) -> Prob
             given = details.get("input")
             shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
             message = details["msg"].removeprefix("Value error, ")
+            if repr(given) in message:
+                shown = ""  # said already
             return Problem(where, message[:1].lower() + message[1:] + shown, _description(path), line)
 
 

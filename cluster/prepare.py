@@ -18,9 +18,8 @@ class PrepareError(RuntimeError):
 def unprepared(config: FleetConfig) -> list[str]:
     """Sources of models that have to be converted or fetched before the first start."""
     base = Path(config.base_folder) if config.base_folder else None
-    sources = [config.verifier.model, config.encoder, *(draft.model for draft in config.drafts.values())]
     missing = []
-    for source in dict.fromkeys(sources):
+    for source in config.model_sources():
         try:
             if ready_folder(source, base=base) is None:
                 missing.append(source)

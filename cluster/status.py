@@ -16,11 +16,12 @@ _COLOURS = {"ready": "green", "starting": "yellow", "stopping": "yellow", "away"
 def render(status: Mapping[str, Any]) -> RenderableType:
     """Lays out what ``/specfleet/status`` says; parts that are missing are left out."""
     totals = status.get("totals") or {}
-    parts: list[RenderableType] = [
-        _verifiers(status.get("verifiers") or []),
-        _drafters(status.get("drafters") or [], totals.get("link") or {}),
-        _acceptance(status.get("acceptance") or {}),
-    ]
+    verifiers, drafters = status.get("verifiers") or [], status.get("drafters") or []
+    own = _own_ways(verifiers)
+    parts: list[RenderableType] = [_verifiers(verifiers), *own]
+    if drafters or not own:
+        parts.append(_drafters(drafters, totals.get("link") or {}))
+    parts.append(_acceptance(status.get("acceptance") or {}))
     reasons = [
         _counts("Changes of draft", totals.get("switches")),
         _counts("Requests", totals.get("requests")),
@@ -48,6 +49,19 @@ def _verifiers(verifiers: list[Mapping[str, Any]]) -> Table:
             _percent(_share(cache.get("hits"), cache.get("queries"))),
         )
     return table
+
+
+def _own_ways(verifiers: list[Mapping[str, Any]]) -> list[RenderableType]:
+    """One line for each of vLLM's own ways to propose that verifiers have instead of drafts."""
+    lines: dict[str, None] = {}
+    for each in verifiers:
+        proposer = each.get("proposer") or {}
+        method, model = proposer.get("method"), proposer.get("model")
+        if method:
+            tokens = proposer.get("num_speculative_tokens", "?")
+            source = f" ({model})" if model else ""
+            lines[f"vLLM's own {method}{source} proposes {tokens} tokens a step; there are no drafts."] = None
+    return [Text(line) for line in lines]
 
 
 def _drafters(drafters: list[Mapping[str, Any]], link: Mapping[str, Mapping[str, float]]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,25 +10,26 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cluster.config import FleetConfig
-from deployments.drafter.layers import count_layers, write_first_layers
-from deployments.drafter.settings import DraftSettings
-from deployments.drafter.weights import DraftError
+from deployments.drafter.layers import resolve_draft
+from deployments.drafter.settings import QUANTISATIONS, DraftSettings
 from deployments.evaluation.lookup import NgramSource, Source, SuffixSource
 from deployments.models import (
     IncompatibleDraft,
     ModelSourceError,
     check_compatible,
-    resolve_model,
+    layers_of,
 )
-from deployments.models.packages import build_once, default_cache
+from deployments.models.first_layers import count_layers
 
 Kind = Literal["draft", "layers", "lookup"]
 
 #: Sources that need no model, by the word that names them.
 LOOKUPS: Final[Mapping[str, Callable[[], Source]]] = {"ngram": NgramSource, "suffix": SuffixSource}
 
-_NAME: Final = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
-_LAYERS: Final = re.compile(r"^layers:(\d+)$")
+#: A draft in other numbers than the configuration's first: `,quantise=none` after the source.
+_QUANTISE: Final = re.compile(r"^(?P<source>.+),quantise=(?P<how>[^,]*)$")
+#: What a candidate may be called: the same as a draft in a configuration.
+NAME: Final = re.compile(r"^[a-z0-9][a-z0-9_.-]{0,62}$")
 #: Which part of the verifier's layers stands for self-speculation when nobody says.
 _DEFAULT_SHARE: Final = 4
 
@@ -72,7 +72,7 @@ def find_candidates(
     Args:
         config: the fleet.
         verifier: the verifier's checkpoint folder.
-        extra: further candidates, each `NAME=SOURCE`.
+        extra: further candidates, each `NAME=SOURCE` or `NAME=SOURCE,quantise=none`.
         defaults: whether to add the verifier's first layers, n-grams and suffixes.
 
     Returns:
@@ -95,7 +95,7 @@ def find_candidates(
             count = max(1, count_layers(verifier) // _DEFAULT_SHARE)
             if not any(source.startswith("layers:") for source in sources):
                 candidates.append(_extra(config, verifier, f"first-{count}-layers", f"layers:{count}"))
-        except (DraftError, EvaluationError) as error:
+        except (IncompatibleDraft, EvaluationError) as error:
             remarks.append(f"self-speculation is left out: {error}")
         for word in LOOKUPS:
             if word not in sources and word not in names:
@@ -108,9 +108,10 @@ def _split(text: str) -> tuple[str, str]:
     if not equals or not source:
         raise EvaluationError(
             f"--draft {text}: write NAME=SOURCE, where SOURCE is a Hugging Face id, a folder, layers:N, "
-            f"{' or '.join(LOOKUPS)}; for example --draft small=Qwen/Qwen2.5-0.5B-Instruct"
+            f"{' or '.join(LOOKUPS)}; for example --draft small=Qwen/Qwen2.5-0.5B-Instruct. A model may end "
+            "in ,quantise=none or ,quantise=int8"
         )
-    if not _NAME.match(name) or name == "none":
+    if not NAME.match(name) or name == "none":
         raise EvaluationError(
             f"--draft {text}: {name!r} is no name for a draft; use small letters, digits, dots and dashes"
         )
@@ -118,52 +119,46 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _draft(config: FleetConfig, verifier: Path, name: str, settings: DraftSettings) -> Candidate:
-    folder = _resolve(config, f"drafts.{name}.model", settings.model)
-    _compatible(config, verifier, name, folder)
-    return Candidate(name, "draft", settings.model, folder, settings, configured=True)
+    kind, folder = _resolve(config, verifier, f"drafts.{name}.model", name, settings.model)
+    return Candidate(name, kind, settings.model, folder, settings, configured=True)
 
 
 def _extra(config: FleetConfig, verifier: Path, name: str, source: str) -> Candidate:
     if source in LOOKUPS:
         return Candidate(name, "lookup", source)
     like = next(iter(config.drafts.values()))  # on the same device and cores as the fleet's own
-    layers = _LAYERS.match(source)
-    if layers:
-        folder = _first_layers(verifier, int(layers[1]))
-        settings = like.model_copy(update={"model": str(folder)})
-        return Candidate(name, "layers", source, folder, settings)
-    if source.startswith("layers"):
-        raise EvaluationError(f"--draft {name}={source}: write layers:N, for example layers:8")
-    folder = _resolve(config, f"--draft {name}", source)
-    _compatible(config, verifier, name, folder)
-    return Candidate(name, "draft", source, folder, like.model_copy(update={"model": source}))
+    changed: dict[str, str] = {}
+    if found := _QUANTISE.match(source):
+        changed["quantise"] = _quantise(name, source, found["how"], like)
+    model = found["source"] if found else source
+    kind, folder = _resolve(config, verifier, f"--draft {name}={source}", name, model)
+    return Candidate(name, kind, source, folder, like.model_copy(update={"model": model, **changed}))
 
 
-def _resolve(config: FleetConfig, where: str, source: str) -> Path:
+def _quantise(name: str, source: str, how: str, like: DraftSettings) -> str:
+    if how not in QUANTISATIONS:
+        raise EvaluationError(f"--draft {name}={source}: quantise is {' or '.join(QUANTISATIONS)}")
+    if how == "int8" and not like.runs_int8(how):
+        raise EvaluationError(
+            f"--draft {name}={source}: 8 bits are for float32 on CPUs; drafts on GPUs run in their dtype"
+        )
+    return how
+
+
+def _resolve(
+    config: FleetConfig, verifier: Path, where: str, name: str, source: str
+) -> tuple[Literal["draft", "layers"], Path]:
+    """The folder of a draft that fits the verifier."""
     base = Path(config.base_folder) if config.base_folder else None
     try:
-        return resolve_model(source, base=base)
+        kind: Literal["draft", "layers"] = "draft" if layers_of(source) is None else "layers"
+        folder = resolve_draft(source, verifier, base=base)
+        if kind == "draft":
+            check_compatible(verifier, folder, max_model_len=config.verifier.max_model_len)
     except ModelSourceError as error:
         near = difflib.get_close_matches(source, [*LOOKUPS, "layers:8"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near and not source.startswith("layers") else ""
         raise EvaluationError(f"{where}: {error}{hint}") from error
-
-
-def _compatible(config: FleetConfig, verifier: Path, name: str, folder: Path) -> None:
-    try:
-        check_compatible(verifier, folder, max_model_len=config.verifier.max_model_len)
     except IncompatibleDraft as error:
         raise EvaluationError(f"draft {name}: {error}") from error
-
-
-def _first_layers(verifier: Path, count: int) -> Path:
-    """The draft of the verifier's first layers, written once per verifier and count."""
-    weights = sorted(verifier.glob("*.safetensors"))
-    # A verifier that was trained on lies in the same folder and is another one all the same.
-    state = [str(verifier.resolve()), *(f"{file.name}:{file.stat().st_mtime_ns}" for file in weights)]
-    digest = hashlib.sha256("\n".join(state).encode()).hexdigest()[:10]
-    target = default_cache().parent / "layers" / f"{verifier.name}-{digest}-first-{count}"
-    try:
-        return build_once(target, lambda folder: write_first_layers(verifier, count, folder))
-    except (DraftError, ModelSourceError) as error:
-        raise EvaluationError(str(error)) from error
+    return kind, folder

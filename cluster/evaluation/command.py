@@ -36,7 +36,15 @@ def evaluate(
         typer.Option(
             metavar="NAME=SOURCE",
             help="A further candidate: a Hugging Face id, a folder, layers:N (the verifier's own first "
-            "layers), ngram or suffix. May be repeated.",
+            "layers), ngram or suffix. Models may end in ,quantise=none or ,quantise=int8. May be repeated.",
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=METHOD",
+            help="One of vLLM's own ways to propose, run in an engine of its own: ngram, medusa:FOLDER, "
+            "eagle:FOLDER, ... with ,k=N for N tokens a step. May be repeated.",
         ),
     ] = None,
     extras: Annotated[
@@ -71,7 +79,7 @@ def evaluate(
     loaded = load_or_exit(file)
     try:
         effort = _effort(loaded, quick=quick, k=k, batch=batch, temperature=temperature)
-        result = _run(loaded, effort, quick, prompts or [], draft or [], extras)
+        result = _run(loaded, effort, quick, prompts or [], draft or [], method or [], extras)
     except (EvaluationError, PrepareError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -121,9 +129,16 @@ def _numbers(option: str, text: str, kind: type, low: float, high: float) -> lis
 
 
 def _run(
-    loaded: LoadedConfig, effort: Effort, quick: bool, prompts: list[str], drafts: list[str], extras: bool
+    loaded: LoadedConfig,
+    effort: Effort,
+    quick: bool,
+    prompts: list[str],
+    drafts: list[str],
+    own: list[str],
+    extras: bool,
 ) -> Evaluation:
     from cluster.evaluation.candidates import EvaluationError, find_candidates
+    from cluster.evaluation.own import find_methods
     from cluster.evaluation.progress import TerminalProgress
     from cluster.evaluation.prompts import read_prompts
     from cluster.evaluation.workspace import workspace
@@ -131,11 +146,20 @@ def _run(
     from deployments.models import resolve_model
 
     config = loaded.config
+    if config.verifier.proposer is not None:
+        raise EvaluationError(
+            f"vLLM's own {config.verifier.proposer.method} proposes in this fleet, and evaluate compares "
+            "drafts: give it a configuration with drafts (ngram and suffix are scored beside them); "
+            "`specfleet status` shows what a running fleet's own method gets accepted"
+        )
     asked = read_prompts(config, prompts)
     base = Path(config.base_folder) if config.base_folder else None
     prepare(config, lambda text: err.print(text, highlight=False))
     verifier = resolve_model(config.verifier.model, base=base)
     candidates, remarks = find_candidates(config, verifier, drafts, defaults=extras)
+    methods = find_methods(config, verifier, own, effort.longest)
+    if methods and 0.0 not in effort.temperatures:
+        raise EvaluationError("--method is measured greedily: have 0 among --temperature")
     with workspace(config) as place:
         progress = TerminalProgress(place.terminal, budget_s=effort.budget_s)
         try:
@@ -150,6 +174,7 @@ def _run(
                 effort,
                 quick,
                 [*_about(quick), *remarks],
+                methods,
             )
             return run(task, place.log, place.environment, progress)
         except EvaluationError:

@@ -7,7 +7,7 @@ from html import escape
 
 from cluster.evaluation.chart import COLOURS, Series, bars, dots, lines
 from cluster.evaluation.result import TOLERANCE, WORTH, Evaluation
-from cluster.evaluation.terminal import measurement_cells, origins, verdict
+from cluster.evaluation.terminal import measurement_cells, origins, own_cells, own_words, verdict
 
 #: Told apart also by those who see few colours (after Okabe and Ito): on light, on dark.
 _PALETTE = (
@@ -193,6 +193,12 @@ def _tables(result: Evaluation) -> str:
                 text=2,
             )
         )
+    if result.own_methods:
+        parts.append("<h3>vLLM's own ways to propose, each in an engine of its own</h3>")
+        heads = ["domain", "method", "k", "accepted", "mean length", "batch", "tokens/s plain"]
+        heads += ["tokens/s", "speed-up"]
+        parts.append(_table(heads, [own_cells(one) for one in result.own_methods], text=2))
+        parts.append(f"<p>{escape(own_words(result))}</p>")
     return "\n".join(parts)
 
 

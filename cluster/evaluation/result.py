@@ -119,6 +119,26 @@ class Measurement(_Part):
     step_ms: float = Field(description="Milliseconds per step that were seen.")
 
 
+class OwnMethod(_Part):
+    """One of vLLM's own ways to propose, measured in an engine of its own, greedily decoded."""
+
+    domain: str = Field(description="The domain.")
+    name: str = Field(description="Its name.")
+    method: str = Field(description="vLLM's name of the way to propose.")
+    model: str | None = Field(description="The head or draft; null without one.")
+    length: int = Field(description="Tokens proposed in every step, k.")
+    batch: int = Field(description="Requests decoded together.")
+    acceptance_rate: float = Field(description="Accepted of proposed tokens, as vLLM counts them.")
+    mean_acceptance_length: float = Field(
+        description="Tokens per step that carried a proposal, the verifier's own counted."
+    )
+    same: int = Field(description="Texts that are those of plain decoding, token for token.")
+    texts: int = Field(description="All texts.")
+    plain_rate: float = Field(description="Tokens per second of plain decoding, measured before.")
+    rate: float = Field(description="Tokens per second with it.")
+    speedup: float = Field(description="The one over the other; not interleaved, so sure to a tenth only.")
+
+
 class BatchAdvice(_Part):
     """What is best for a domain at one batch size."""
 
@@ -168,6 +188,9 @@ class Evaluation(_Part):
     costs: list[Cost]
     speeds: list[Speed]
     measurements: list[Measurement]
+    own_methods: list[OwnMethod] = Field(
+        default_factory=list, description="vLLM's own ways to propose that were asked for."
+    )
     advice: Advice
     notes: list[str] = Field(description="What a reader has to know about these figures.")
 

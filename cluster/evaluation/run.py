@@ -15,6 +15,7 @@ from cluster.evaluation.advice import choose
 from cluster.evaluation.candidates import LOOKUPS, Candidate, EvaluationError
 from cluster.evaluation.configuration import as_yaml, changes, whole
 from cluster.evaluation.effort import Effort
+from cluster.evaluation.own import OwnCandidate, measure_methods, plain_rates
 from cluster.evaluation.prompts import DomainPrompts, spread
 from cluster.evaluation.result import Advice, CandidateInfo, DomainInfo, Evaluation
 from cluster.evaluation.tables import acceptance_of, costs_of, speeds_of
@@ -59,6 +60,7 @@ class Task:
         effort: how much is done.
         quick: whether that is the quick one.
         remarks: what has to be said about it already.
+        methods: vLLM's own ways to propose that are measured beside them.
     """
 
     config: FleetConfig
@@ -69,6 +71,7 @@ class Task:
     effort: Effort
     quick: bool
     remarks: Sequence[str]
+    methods: Sequence[OwnCandidate] = ()
 
     @property
     def models(self) -> list[Candidate]:
@@ -137,8 +140,11 @@ def run(task: Task, log: IO[Any], environment: Mapping[str, str], progress: Prog
             measurements, remarks = measure(
                 task, rig, findings, costs, speeds, deadline, progress, yardsticks
             )
+            plain = plain_rates(task, verifier, findings.texts) if task.methods else {}
         finally:
             verifier.close()
+    # Without the drafters, which would share the machine with engines that do not need them.
+    own_methods = measure_methods(task, findings.texts, plain, progress) if task.methods else []
     findings.notes += remarks
     infos = [_info(candidate) for candidate in task.candidates]
     configured = {domain: settings.draft for domain, settings in config.domains.items()}
@@ -160,6 +166,7 @@ def run(task: Task, log: IO[Any], environment: Mapping[str, str], progress: Prog
         costs=costs_of(task, costs),
         speeds=speeds,
         measurements=measurements,
+        own_methods=own_methods,
         advice=Advice(
             summary=choice.summary,
             domains=choice.domains,

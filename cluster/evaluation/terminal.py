@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.evaluation.result import TOLERANCE, Acceptance, Evaluation, Measurement
+from cluster.evaluation.result import TOLERANCE, Acceptance, Evaluation, Measurement, OwnMethod
 
 
 def render(result: Evaluation) -> RenderableType:
@@ -17,6 +17,8 @@ def render(result: Evaluation) -> RenderableType:
     parts += [Text(), _gains(result), _costs(result)]
     if result.measurements:
         parts += [_measured(result), Text(verdict(result))]
+    if result.own_methods:
+        parts += [Text(), _own_methods(result), Text(own_words(result))]
     parts += [
         Text(),
         Text("The configuration that follows (example prompts stay as they are):", style="bold"),
@@ -133,6 +135,43 @@ def measurement_cells(one: Measurement) -> list[str]:
         f"{one.measured:.2f}x",
         error_text(one),
     ]
+
+
+def _own_methods(result: Evaluation) -> Table:
+    table = _table("vLLM's own ways to propose, each in an engine of its own")
+    for name in ("domain", "method"):
+        table.add_column(name, no_wrap=True)
+    for name in ("k", "acc-\nepted", "mean\nlength", "batch", "plain\ntok/s", "own\ntok/s", "speed-\nup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in result.own_methods:
+        table.add_row(*own_cells(one))
+    return table
+
+
+def own_cells(one: OwnMethod) -> list[str]:
+    """One row of vLLM's own ways to propose."""
+    return [
+        one.domain,
+        one.name,
+        str(one.length),
+        f"{one.acceptance_rate:.0%}",
+        f"{one.mean_acceptance_length:.2f}",
+        str(one.batch),
+        f"{one.plain_rate:.1f}",
+        f"{one.rate:.1f}",
+        f"{one.speedup:.2f}x",
+    ]
+
+
+def own_words(result: Evaluation) -> str:
+    """Whether texts stayed the same, and how sure the speeds are."""
+    batch = result.own_methods[0].batch
+    once = [one for one in result.own_methods if one.batch == batch]
+    same, texts = sum(one.same for one in once), sum(one.texts for one in once)
+    return (
+        f"{same} of {texts} greedy texts are those of plain decoding. Plain ran before, on the fleet's "
+        "engine: these speed-ups are sure to a tenth only. They are not part of the advice."
+    )
 
 
 def error_text(one: Measurement) -> str:

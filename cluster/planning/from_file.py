@@ -142,7 +142,7 @@ def _nodes(config: FleetConfig, wishes: Wishes, gpu: Gpu) -> tuple[tuple[Node, .
         return tuple(Node(gpu, wishes.gpus_per_node or 8) for _ in range(wishes.nodes or 1)), []
     described = config.nodes if config.nodes is not None else [this_machine()]
     found = tuple(Node(gpu, int(node.gpus), node.cpus) for node in described for _ in range(node.count))
-    wants = config.verifier.device == "cuda" or any(_on_gpu(draft) for draft in config.drafts.values())
+    wants = config.verifier.device == "cuda" or any(draft.on_gpu for draft in config.drafts.values())
     if config.nodes is None and wants and not any(node.gpus for node in found):
         note = f"the file has no `nodes`, and there is no GPU here: planned for one node with 8 x {gpu.name}"
         return (Node(gpu, 8),), [note]
@@ -160,13 +160,9 @@ def _dtype(dtype: str, quantised: bool) -> str | None:
 
 
 def _draft_precision(draft: DraftSettings) -> str | None:
-    if _on_gpu(draft):
+    if draft.on_gpu:
         return _dtype(draft.dtype, False) or "bf16"  # drafters on GPUs run in their dtype
-    return "int8" if draft.quantise == "int8" else _dtype(draft.dtype, False) or "fp32"
-
-
-def _on_gpu(draft: DraftSettings) -> bool:
-    return draft.device == "cuda" or (draft.device == "auto" and draft.num_gpus > 0)
+    return "int8" if draft.runs_int8() else _dtype(draft.dtype, False) or "fp32"
 
 
 def _units(
@@ -178,7 +174,7 @@ def _units(
     units = [replace(whole, gpus=0.0) if on_cpu else whole] * base.replicas
     for name, draft in config.drafts.items():
         gib = 0.0
-        if _on_gpu(draft):
+        if draft.on_gpu:
             model = drafts[name]
             kv = (draft.kv_memory_mib or DEFAULT_KV_MEMORY_MIB) / 1024
             weights = model.shape.weight_bytes(model.precision) / GIB
@@ -199,6 +195,11 @@ def _configured(
 ) -> tuple[Fleet, list[str]]:
     """The fleet as the file describes it, drafts where they would be placed, and what is odd about it."""
     notes: list[str] = []
+    if config.verifier.proposer is not None:
+        notes.append(
+            f"vLLM's own {config.verifier.proposer.method} proposes in this fleet: what it takes and gives "
+            "is not in these figures"
+        )
     placement = place(units, nodes)
     where = {
         owner: f"GPU {slot.index} of node {slot.node}"
@@ -210,7 +211,7 @@ def _configured(
     load = assumptions.load
     for name, draft in config.drafts.items():
         model = drafts[name]
-        if _on_gpu(draft):
+        if draft.on_gpu:
             gpu, device = nodes[0].gpu if nodes else base.verifier.gpu, where.get(f"draft {name}", name)
             kv = (draft.kv_memory_mib or DEFAULT_KV_MEMORY_MIB) * draft.replicas / 1024
             wanted = max(1.0, load.concurrency * model.share)

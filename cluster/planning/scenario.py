@@ -104,7 +104,7 @@ def from_flags(wishes: Wishes, assumptions: Assumptions) -> Scenario:
     nodes = tuple(Node(gpu, node_gpus) for _ in range(wishes.nodes or 1))
     found = {"verifier": find_model(wishes.verifier, stand_ins=assumptions.models)}
     for name, model in wishes.drafts.items():
-        found[name] = find_model(model, stand_ins=assumptions.models)
+        found[name] = find_model(model, stand_ins=assumptions.models, verifier=wishes.verifier)
     check_load(found["verifier"].shape, assumptions)
     shares = traffic(list(wishes.drafts), assumptions)
     drafts = tuple(
@@ -249,9 +249,16 @@ def share_of_gpu(drafts: int) -> float:
 
 
 def resolve(models: Mapping[str, str], base: Path | None, assumptions: Assumptions) -> dict[str, FoundModel]:
-    """The models of a fleet by name."""
+    """The models of a fleet by name; that of the verifier is called so."""
+    verifier = models["verifier"]
     return {
-        name: find_model(model, base=base, stand_ins=assumptions.models) for name, model in models.items()
+        name: find_model(
+            model,
+            base=base,
+            stand_ins=assumptions.models,
+            verifier=None if name == "verifier" else verifier,
+        )
+        for name, model in models.items()
     }
 
 

@@ -15,7 +15,15 @@ import yaml
 from cluster.planning.count import count
 from cluster.planning.errors import PlanError
 from cluster.planning.shape import ModelShape
-from deployments.models import ModelSourceError, locate_model, ready_folder
+from deployments.models import (
+    LAYERS_PREFIX,
+    IncompatibleDraft,
+    ModelSourceError,
+    layers_of,
+    locate_model,
+    ready_folder,
+)
+from deployments.models.first_layers import check_configuration
 
 #: A configuration is a few kilobytes; drafts in our own format list token ids and reach some more.
 MAX_BYTES = 8 * 2**20
@@ -41,26 +49,60 @@ class FoundModel:
 
 
 def find_model(
-    source: str, *, base: Path | None = None, stand_ins: Mapping[str, str] | None = None
+    source: str,
+    *,
+    base: Path | None = None,
+    stand_ins: Mapping[str, str] | None = None,
+    verifier: str | None = None,
 ) -> FoundModel:
     """The shape of the model that `source` names. Fetches a ``config.json`` at most, never weights.
 
     Args:
-        source: a configuration file, a model folder, ``package:NAME`` or a Hugging Face id.
+        source: a configuration file, a model folder, ``package:NAME`` or a Hugging Face id; for drafts also
+            ``layers:N``.
         base: folder against which relative paths are tried first.
         stand_ins: model -> what to read instead of it, for those that are not here.
+        verifier: the verifier's source, where `source` is a draft's.
 
     Raises:
         PlanError: no such model, or one that is not modelled; the text says what to do.
     """
-    named = source
+    count = _layers(source)
+    if count is not None and verifier is not None:
+        return _first_layers(count, verifier, base, stand_ins)
+    named, source = source, _stand_in(source, stand_ins)
+    config, origin = _config(source, named, base)
+    like = f" ({source})" if named != source else ""
+    return FoundModel(_shape(config, _short(named)), origin + like, _own_format(config))
+
+
+def _layers(source: str) -> int | None:
+    try:
+        return layers_of(source)
+    except ModelSourceError as error:
+        raise PlanError(str(error)) from error
+
+
+def _first_layers(
+    count: int, verifier: str, base: Path | None, stand_ins: Mapping[str, str] | None
+) -> FoundModel:
+    """The verifier with fewer layers: a drafter of its own holds them, embedding and head included."""
+    config, origin = _config(_stand_in(verifier, stand_ins), verifier, base)
+    try:
+        check_configuration(config, count, origin)
+    except IncompatibleDraft as error:
+        raise PlanError(str(error)) from error
+    cut = {key: value for key, value in config.items() if key != "layer_types"}
+    shape = _shape({**cut, "num_hidden_layers": count}, f"{LAYERS_PREFIX}{count}")
+    return FoundModel(shape, f"the first {count} layers of {origin}")
+
+
+def _stand_in(source: str, stand_ins: Mapping[str, str] | None) -> str:
     for _ in range(_MOST_ALIASES):
         if stand_ins is None or source not in stand_ins or stand_ins[source] == source:
             break
         source = stand_ins[source]
-    config, origin = _config(source, named, base)
-    like = f" ({source})" if named != source else ""
-    return FoundModel(_shape(config, _short(named)), origin + like, _own_format(config))
+    return source
 
 
 @cache

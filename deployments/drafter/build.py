@@ -26,11 +26,12 @@ def build_engine(
         DraftError: the draft cannot be loaded.
         ValueError: the KV memory is too small for one session.
     """
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if settings.num_gpus > 0 else "cpu"
     loaded = load_draft(
-        draft, verifier, device=device, dtype=settings.dtype, quantise=settings.quantise == "int8"
+        draft,
+        verifier,
+        device="cuda" if settings.on_gpu else "cpu",
+        dtype=settings.dtype,
+        quantise=settings.runs_int8(),
     )
     bounds = [bound for bound in (settings.max_context, verifier_max_model_len) if bound is not None]
     limits = EngineLimits(

@@ -15,6 +15,9 @@ from torch import Tensor
 from deployments.drafter.forward import Forward, Head
 from deployments.drafter.llama import LlamaConfig, LlamaForward
 from deployments.drafter.weights import Checkpoint, DraftError, Weight, dtype_of
+from deployments.models import IncompatibleDraft
+from deployments.models.first_layers import first_layers_tensors
+from deployments.models.quantisation import check_readable, quantisation_of
 from deployments.models.tokenizers import read_tokenizer
 
 FORMAT_VERSION = 1
@@ -31,8 +34,9 @@ class DraftDescription(BaseModel):
     format_version: Literal[1] = Field(description="Version of this format.")
     name: str = Field(min_length=1, description="The draft's name.")
     architecture: dict[str, Any] = Field(description="Hugging Face configuration of the small model.")
-    shares: list[Literal["embedding", "head"]] = Field(
-        description="What is not stored here but read from the verifier's checkpoint."
+    shares: list[Literal["embedding", "head", "layers"]] = Field(
+        description="What is not stored here but read from the verifier's checkpoint; layers: the first "
+        "ones, and the norm after the last."
     )
     head_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None, description="Token ids that the draft may propose, ascending; null is all."
@@ -89,14 +93,16 @@ def load_draft(
         return _load_own_format(folder, verifier, description, place, limit, backend)
     config = _read_config(folder)
     sizes = LlamaConfig.read(config) if backend != "transformers" else None
+    if sizes is None and backend == "own":
+        raise DraftError(f"{folder} is no plain Llama: only transformers can run it")
+    if quantisation_of(config) is not None:
+        return _load_quantised(folder, config, sizes, place, limit)
     if sizes is not None:
         checkpoint = Checkpoint(folder)
         forward = _own(
             sizes, checkpoint.weights(), checkpoint.embedding(), checkpoint.head(), place, limit, None
         )
         return LoadedDraft(folder.name, forward, "own")
-    if backend == "own":
-        raise DraftError(f"{folder} is no plain Llama: only transformers can run it")
     from deployments.drafter.hf import load_model  # transformers takes seconds to import: only where needed
 
     return LoadedDraft(
@@ -142,6 +148,27 @@ class _Place:
         return self.wants_int8 and self.device.type == "cpu" and self.dtype == torch.float32
 
 
+def _load_quantised(
+    folder: Path, config: dict[str, Any], sizes: LlamaConfig | None, place: _Place, limit: int | None
+) -> LoadedDraft:
+    """Load a checkpoint that was published quantised: made plain first, then treated as any other."""
+    try:
+        check_readable(folder, config)
+    except IncompatibleDraft as error:
+        raise DraftError(str(error)) from error
+    from deployments.drafter.hf import build_model, dequantised
+
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    tensors = dequantised(folder, plain)
+    if sizes is None:
+        model = build_model(plain, tensors, place.dtype)
+        return LoadedDraft(folder.name, _theirs(model, place, limit, None), "transformers")
+    weights = {name: Weight(tensor) for name, tensor in tensors.items()}
+    embedding = _shared_or(None, "embedding", weights)
+    head = _shared_or(None, "head", weights)
+    return LoadedDraft(folder.name, _own(sizes, weights, embedding, head, place, limit, None), "own")
+
+
 def _load_own_format(
     folder: Path,
     verifier: Path,
@@ -151,8 +178,12 @@ def _load_own_format(
     backend: Backend,
 ) -> LoadedDraft:
     config = description.architecture
-    weights = Checkpoint(folder).weights()
     shared = Checkpoint(verifier) if description.shares else None
+    weights = (
+        _first_layers(shared, int(config["num_hidden_layers"]))
+        if shared is not None and "layers" in description.shares
+        else Checkpoint(folder).weights()
+    )
     embedding = _shared_or(shared if "embedding" in description.shares else None, "embedding", weights)
     head = _shared_or(shared if "head" in description.shares else None, "head", weights)
     if embedding.shape[1] != config.get("hidden_size"):
@@ -178,6 +209,15 @@ def _load_own_format(
         return LoadedDraft(description.name, _theirs(model, place, limit, ids), "transformers")
     except KeyError as error:
         raise DraftError(f"{folder / WEIGHTS_FILE} lacks the tensor {error}") from error
+
+
+def _first_layers(verifier: Checkpoint, count: int) -> dict[str, Weight]:
+    """The verifier's own first layers and its last norm, mapped from its files."""
+    try:
+        names = first_layers_tensors(verifier.names, count, verifier.folder)
+    except IncompatibleDraft as error:
+        raise DraftError(str(error)) from error
+    return {name: Weight(verifier.tensor(name)) for name in names}
 
 
 def _shared_or(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CompressedTensorsConfig,
+    DynamicCache,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache, DynamicLayer
 
 from deployments.drafter.forward import Head, Row
@@ -262,6 +269,42 @@ def load_model(folder: str, dtype: torch.dtype) -> PreTrainedModel:
     except Exception as error:  # every kind of broken checkpoint ends here, each with its own type
         cause = next(iter(str(error).splitlines()), type(error).__name__)
         raise DraftError(f"{folder} cannot be loaded as a causal LM: {cause}") from error
+
+
+def dequantised(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights of a checkpoint in compressed-tensors, in float32 under their usual names.
+
+    Args:
+        folder: the checkpoint.
+        config: its configuration without the quantisation.
+
+    Raises:
+        DraftError: transformers cannot read it, or finds no weights for some of the model's tensors.
+    """
+    try:
+        settings = dict(config)
+        plain = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        with torch.device("meta"):
+            wanted = set(AutoModelForCausalLM.from_config(plain).state_dict())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            quantization_config=CompressedTensorsConfig(run_compressed=False),
+        )
+    except Exception as error:  # every kind of broken checkpoint ends here, each with its own type
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DraftError(f"{folder} cannot be loaded as a quantised causal LM: {cause}") from error
+    model, report = loaded
+    found = {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
+    lost = sorted((wanted - set(found)) | set(report["missing_keys"]))
+    if lost:  # transformers would go on with random numbers in their place
+        raise DraftError(
+            f"{folder}: no weights for {', '.join(lost[:3])}: its quantization_config and its tensors do not "
+            "belong together; fetch the checkpoint again, or take an unquantised one"
+        )
+    return {name: tensor.detach().to(torch.float32) for name, tensor in found.items()}
 
 
 def build_model(config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:

@@ -1,6 +1,7 @@
 """A draft made of the verifier's own first layers, untrained.
 
-`python -m deployments.drafter.layers VERIFIER 8 OUT` writes one.
+`model: layers:8` in the configuration; `python -m deployments.drafter.layers VERIFIER 8 OUT` writes one.
+The draft is a description only: layers, norm, embedding and head are read from the verifier's checkpoint.
 (Self-speculation by early exit; Elhoushi et al., LayerSkip, arXiv 2404.16710. Models not trained for it
 agree with their own first layers rather seldom, which is what such a candidate is there to show.)
 """
@@ -8,32 +9,51 @@ agree with their own first layers rather seldom, which is what such a candidate 
 from __future__ import annotations
 
 import argparse
-import json
-import re
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
 
-from safetensors.torch import save_file
+from deployments.drafter.checkpoint import DESCRIPTION_FILE, DraftDescription
+from deployments.models import check_first_layers, layers_of, resolve_model, tokenizer_sha256
+from deployments.models.first_layers import read_configuration
+from deployments.models.packages import build_once, default_cache
 
-from deployments.drafter.checkpoint import DESCRIPTION_FILE, WEIGHTS_FILE, DraftDescription
-from deployments.drafter.weights import Checkpoint, DraftError
-from deployments.models import resolve_model, tokenizer_sha256
-
-_LAYER: Final = re.compile(r"^model\.layers\.(\d+)\.")
-_NORM: Final = "model.norm.weight"
+#: Of the verifier's configuration: what is not the architecture, or is worked out from the layers' number.
+_LEFT_OUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "layer_types")
 
 
-def count_layers(verifier: Path) -> int:
-    """Layers of a checkpoint, by its configuration.
+def resolve_draft(source: str, verifier: Path, *, base: Path | None = None) -> Path:
+    """The folder of a draft: `resolve_model`, and `layers:N` besides.
+
+    Args:
+        source: what the configuration names as the draft's model.
+        verifier: the verifier's checkpoint folder.
+        base: the folder against which a relative path is tried first.
 
     Raises:
-        DraftError: the configuration cannot be read or does not say.
+        ModelSourceError: the source names nothing, or it cannot be prepared or fetched.
+        IncompatibleDraft: `layers:N` of a verifier that cannot be cut so.
     """
-    layers = _configuration(verifier).get("num_hidden_layers")
-    if not isinstance(layers, int):
-        raise DraftError(f"{verifier / 'config.json'} does not say num_hidden_layers")
-    return layers
+    count = layers_of(source)
+    return resolve_model(source, base=base) if count is None else first_layers(verifier, count)
+
+
+def first_layers(verifier: Path, count: int) -> Path:
+    """The draft of the verifier's first layers, described once per verifier and count in the cache folder.
+
+    Raises:
+        IncompatibleDraft: the verifier cannot be cut so.
+        ModelSourceError: the cache cannot be written.
+    """
+    check_first_layers(verifier, count)
+    # A verifier that was changed lies in the same folder and is another one all the same.
+    state = [str(verifier.resolve())]
+    for file in ("config.json", "tokenizer.json"):
+        path = verifier / file
+        state.append(f"{file}:{path.stat().st_mtime_ns if path.is_file() else 0}")
+    digest = hashlib.sha256("\n".join(state).encode()).hexdigest()[:10]
+    target = default_cache().parent / "layers" / f"{verifier.name}-{digest}-shares-first-{count}"
+    return build_once(target, lambda folder: write_first_layers(verifier, count, folder))
 
 
 def write_first_layers(verifier: Path, count: int, out: Path) -> None:
@@ -45,46 +65,22 @@ def write_first_layers(verifier: Path, count: int, out: Path) -> None:
         out: an existing folder, filled with the draft.
 
     Raises:
-        DraftError: the verifier has fewer layers, or does not name its tensors as Llama and its kin do.
+        IncompatibleDraft: the verifier has fewer layers, is quantised or a mixture of experts, or does not
+            name its tensors as Llama and its kin do.
     """
-    config = _configuration(verifier)
-    there = count_layers(verifier)
-    if not 1 <= count < there:
-        raise DraftError(
-            f"layers:{count} is not possible: the verifier has {there} layers; take 1 to {there - 1}"
-        )
-    checkpoint = Checkpoint(verifier)
-    wanted = [name for name in checkpoint.names if (at := _LAYER.match(name)) and int(at[1]) < count]
-    if not wanted or _NORM not in checkpoint.names:
-        raise DraftError(
-            f"{verifier} does not name its layers model.layers.N: its first layers cannot be taken as a draft"
-        )
-    for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "layer_types"):
-        config.pop(key, None)
+    check_first_layers(verifier, count)
+    config = {key: value for key, value in read_configuration(verifier).items() if key not in _LEFT_OUT}
     description = DraftDescription(
         format_version=1,
         name=f"first-{count}-layers",
         architecture={**config, "num_hidden_layers": count},
-        shares=["embedding", "head"],
+        shares=["embedding", "head", "layers"],
         quantisation="none",
         initialised_from_layers=list(range(count)),
         verifier=verifier.name,
         tokenizer_sha256=tokenizer_sha256(verifier),
     )
-    tensors = {name: checkpoint.tensor(name).contiguous() for name in [*wanted, _NORM]}
-    save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
     (out / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=1) + "\n", encoding="utf-8")
-
-
-def _configuration(verifier: Path) -> dict[str, Any]:
-    path = verifier / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DraftError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise DraftError(f"{path} does not hold a JSON object")
-    return config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

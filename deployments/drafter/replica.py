@@ -61,11 +61,12 @@ class Drafter:
         # Importing PyTorch is most of a drafter's start: not before it keeps to its cores, since the
         # verifier starts at the same time on its own.
         from deployments.drafter.announce import Announcer
+        from deployments.drafter.layers import resolve_draft
         from deployments.models import check_compatible, resolve_model
 
         base = Path(base_folder) if base_folder else None
-        draft = resolve_model(settings.model, base=base)
         verifier = resolve_model(verifier_model, base=base)
+        draft = resolve_draft(settings.model, verifier, base=base)
         warning = check_compatible(verifier, draft, max_model_len=verifier_max_model_len)
         if warning:
             logger.warning(warning)

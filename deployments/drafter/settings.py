@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 #: Memory for the KV slots of one drafter when the configuration names none, in MiB.
 DEFAULT_KV_MEMORY_MIB = 512
+
+#: How a drafter may hold its linear layers.
+QUANTISATIONS: Final = ("none", "int8")
 
 Core = Annotated[int, Field(ge=0)]
 
@@ -19,7 +22,8 @@ class DraftSettings(BaseModel):
 
     model: str = Field(
         min_length=1,
-        description="The draft: a folder (Hugging Face checkpoint or our own format) or a Hugging Face id.",
+        description="The draft: a folder (Hugging Face checkpoint or our own format), a Hugging Face id, or "
+        "layers:N for the verifier's own first N layers.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the draft runs; auto is cuda where num_gpus is above 0, else cpu."
@@ -43,7 +47,8 @@ class DraftSettings(BaseModel):
         default="auto", description="Weights and KV outside int8; auto is float32 on CPUs, bfloat16 on GPUs."
     )
     quantise: Literal["none", "int8"] = Field(
-        default="int8", description="int8: linear layers in 8 bits on CPUs. GPUs always run in dtype."
+        default="int8",
+        description="int8: linear layers in 8 bits, on CPUs in float32. GPUs, and other types, run in dtype.",
     )
     max_sessions: int = Field(default=64, ge=1, le=4096, description="Requests whose KV one replica keeps.")
     max_context: int | None = Field(
@@ -66,3 +71,17 @@ class DraftSettings(BaseModel):
     idle_session_s: float = Field(
         default=300, gt=0, description="Seconds of silence after which a verifier's sessions are freed."
     )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its drafters run on GPUs."""
+        return self.device == "cuda" or (self.device == "auto" and self.num_gpus > 0)
+
+    def runs_int8(self, quantise: str | None = None) -> bool:
+        """Whether its drafters hold linear layers in 8 bits.
+
+        Args:
+            quantise: instead of the settings' own `quantise`.
+        """
+        wanted = (quantise or self.quantise) == "int8"
+        return wanted and not self.on_gpu and self.dtype in ("auto", "float32")

@@ -131,10 +131,7 @@ def _command(draft: DraftToServe, verifier: Path) -> list[str]:
     settings = draft.settings
     command = [sys.executable, "-m", "deployments.drafter.main"]
     command += ["--draft", str(draft.folder), "--verifier", str(verifier)]
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if settings.num_gpus > 0 else "cpu"
-    command += ["--device", device, "--quantise", settings.quantise]
+    command += ["--device", "cuda" if settings.on_gpu else "cpu", "--quantise", settings.quantise]
     command += ["--threads", str(settings.threads), "--max-sessions", str(settings.max_sessions)]
     if settings.max_context is not None:
         command += ["--max-context", str(settings.max_context)]

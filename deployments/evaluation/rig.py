@@ -128,7 +128,7 @@ class Rig:
             for _ in prompts
         ]
         self._verifier.take_steps()
-        clock = _Clock(steps)
+        clock = BatchClock(steps)
         self._verifier.run_batch(prompts, params, clock.enough)
         samples = _samples(self._verifier.take_steps(), len(prompts))
         return BatchTiming(
@@ -159,8 +159,12 @@ class Rig:
         )
 
 
-class _Clock:
-    """Looks at a batch after each step: when it became full, when its first request ended."""
+class BatchClock:
+    """Looks at a batch after each step: when it became full, when its first request ended.
+
+    Args:
+        steps: most steps of the full batch; None runs to the first request's end.
+    """
 
     def __init__(self, steps: int | None) -> None:
         self._most = steps

@@ -74,6 +74,7 @@ class Gateway(OpenAiIngress):
         settings: sizes and deadlines.
         domains: names that `x-specfleet-domain` may hold.
         drafts: names that `x-specfleet-draft` may hold, besides `none`.
+        method: vLLM's own way to propose, where the verifier has one instead of drafts.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Gateway(OpenAiIngress):
         settings: GatewaySettings,
         domains: Collection[str],
         drafts: Collection[str],
+        method: str | None = None,
     ) -> None:
         super().__init__(llm_deployments, model_cards)
+        self._method = method
         self._settings = settings
         self._domains = tuple(domains)
         self._drafts = tuple(drafts)
@@ -153,7 +156,9 @@ class Gateway(OpenAiIngress):
 
     async def _serve(self, method: str, body: BaseModel, request: Request) -> Response:
         """Have the verifier answer, plainly or as a stream of events."""
-        headers = passed_headers(request.headers, domains=self._domains, drafts=self._drafts)
+        headers = passed_headers(
+            request.headers, domains=self._domains, drafts=self._drafts, method=self._method
+        )
         model = self._known_model(getattr(body, "model", None))
         if "request_id" in type(body).model_fields:
             body.request_id = engine_request_id(request)  # type: ignore[attr-defined]
@@ -227,6 +232,7 @@ def build_gateway(
     settings: GatewaySettings,
     domains: Collection[str],
     drafts: Collection[str],
+    method: str | None = None,
 ) -> Application:
     """The gateway as the entrance of the Serve application, with all that it calls.
 
@@ -237,6 +243,7 @@ def build_gateway(
         settings: how many gateways, sizes and deadlines.
         domains: names of the configured domains.
         drafts: names of the configured drafts.
+        method: vLLM's own way to propose, where the verifier has one instead of drafts.
     """
     deployment = serve.deployment(
         name="Gateway",
@@ -250,7 +257,7 @@ def build_gateway(
         ray_actor_options={"num_cpus": settings.num_cpus},
     )(build_gateway_class(settings))
     return deployment.bind(
-        dict(verifiers), dict(model_cards), registry, settings, list(domains), list(drafts)
+        dict(verifiers), dict(model_cards), registry, settings, list(domains), list(drafts), method
     )
 
 

@@ -52,7 +52,11 @@ def engine_request_id(request: Request) -> str:
 
 
 def passed_headers(
-    headers: Mapping[str, str], *, domains: Collection[str], drafts: Collection[str]
+    headers: Mapping[str, str],
+    *,
+    domains: Collection[str],
+    drafts: Collection[str],
+    method: str | None = None,
 ) -> dict[str, str]:
     """The headers that go on to the verifier.
 
@@ -60,11 +64,15 @@ def passed_headers(
         headers: all headers of the request; names in lower case, or a mapping that ignores case.
         domains: the domain names that `x-specfleet-domain` may hold.
         drafts: the draft names that `x-specfleet-draft` may hold, besides `none`.
+        method: vLLM's own way to propose, where the verifier has one instead of drafts.
 
     Raises:
-        ApiError: 400, a domain or draft that does not exist; the message names the known ones.
+        ApiError: 400, a domain or draft that does not exist; the message names the known ones. Or one of
+            these headers where there are no drafts to choose from.
     """
     passed = {name: headers[name] for name in sorted(PASSED_HEADERS) if name in headers}
+    if method is not None:
+        _check_nothing_to_choose(passed, method)
     _check_known(passed, DOMAIN_HEADER, "domain", sorted(domains))
     _check_known(passed, DRAFT_HEADER, "draft", [*sorted(drafts), NO_DRAFT])
     return passed
@@ -146,6 +154,17 @@ def _check_known(headers: Mapping[str, str], header: str, what: str, known: list
     if header in headers and headers[header] not in known:
         message = f"{header}: there is no {what} {headers[header]!r}. Known: {', '.join(known)}."
         raise ApiError(400, message, param=header, code=f"unknown_{what}")
+
+
+def _check_nothing_to_choose(headers: Mapping[str, str], method: str) -> None:
+    """vLLM has no switch per request for its own ways to propose, not even to go without."""
+    for header in (DRAFT_HEADER, DOMAIN_HEADER):
+        if header in headers:
+            message = (
+                f"{header}: in this fleet vLLM's own {method} proposes for every request, in every step, and "
+                "cannot be switched off or exchanged for one of them. Leave the header out."
+            )
+            raise ApiError(400, message, param=header, code="fixed_method")
 
 
 def _no_constant(name: str) -> float:

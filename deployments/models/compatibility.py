@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from deployments.models.errors import IncompatibleDraft
+from deployments.models.quantisation import check_readable
 from deployments.models.tokenizers import TokenizerContent, read_tokenizer
 
 #: The names under which model families write their context length, the commonest first.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+#: Differing tokens that an error names: enough to see whether it is one added token or another language.
+SHOWN_TOKENS: Final = 3
 
 
 def check_compatible(verifier: Path, draft: Path, *, max_model_len: int | None = None) -> str | None:
@@ -29,7 +33,8 @@ def check_compatible(verifier: Path, draft: Path, *, max_model_len: int | None =
         on without its proposals), else None.
 
     Raises:
-        IncompatibleDraft: the tokenizers differ, or the draft cannot take every id of the verifier.
+        IncompatibleDraft: the tokenizers differ, the draft cannot take every id of the verifier, or its
+            weights are quantised in a way that drafters cannot read.
     """
     try:
         wanted = read_tokenizer(verifier)
@@ -37,7 +42,9 @@ def check_compatible(verifier: Path, draft: Path, *, max_model_len: int | None =
         description = _read_json(draft / "draft.json") if (draft / "draft.json").is_file() else None
         if description is None:
             _same_tokenizer(wanted, read_tokenizer(draft), verifier, draft)
-            draft_config = _text_config(_read_json(draft / "config.json"))
+            whole_config = _read_json(draft / "config.json")
+            check_readable(draft, whole_config)
+            draft_config = _text_config(whole_config)
             _takes_every_id(draft, draft_config, wanted)
         else:
             draft_config = description.get("architecture") or {}
@@ -63,27 +70,34 @@ def _same_tokenizer(ours: TokenizerContent, theirs: TokenizerContent, verifier: 
     difference = _difference(ours, theirs)
     if difference is not None:
         raise IncompatibleDraft(
-            f"draft {draft} has another tokenizer than verifier {verifier}: {difference}. "
-            "Use a draft of the verifier's own family, or one trained with its tokenizer"
+            f"draft {draft} has another tokenizer than verifier {verifier}: {difference}. A draft proposes "
+            "token ids and the verifier checks ids, so the same id has to be the same text for both. Use a "
+            "draft of the verifier's own family, or make one with `specfleet distill`"
         )
 
 
 def _difference(ours: TokenizerContent, theirs: TokenizerContent) -> str | None:
     """The first difference that a person can act on, or None."""
-    if ours.kind != theirs.kind:
-        return f"the verifier's is {ours.kind}, the draft's {theirs.kind}"
+    kinds = f"the verifier's is {ours.kind}, the draft's {theirs.kind}" if ours.kind != theirs.kind else ""
     if ours.tokens != theirs.tokens:
         ids = ours.tokens.keys() | theirs.tokens.keys()
         differing = sorted(index for index in ids if ours.tokens.get(index) != theirs.tokens.get(index))
-        first = differing[0]
-        return (
-            f"{len(differing)} of {len(ids)} token ids differ, the first is {first}: "
-            f"{ours.tokens.get(first, 'nothing')!r} for the verifier, "
-            f"{theirs.tokens.get(first, 'nothing')!r} for the draft"
+        shown = ", ".join(
+            f"{index} ({_text(ours, index)} for the verifier, {_text(theirs, index)} for the draft)"
+            for index in differing[:SHOWN_TOKENS]
         )
+        more = f"{len(differing)} of {len(ids)} token ids differ, such as {shown}"
+        return f"{kinds}; {more}" if kinds else more
+    if kinds:
+        return kinds
     if ours.merges != theirs.merges:
         return "the same tokens, but other merges, so that texts are split differently"
     return None
+
+
+def _text(tokenizer: TokenizerContent, index: int) -> str:
+    text = tokenizer.tokens.get(index)
+    return "nothing" if text is None else repr(text)
 
 
 def _takes_every_id(draft: Path, config: dict[str, Any], wanted: TokenizerContent) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from deployments.models.errors import ModelSourceError
+from deployments.models.first_layers import layers_of
 from deployments.models.packages import locate_package, prepare_package, prepared_package
 
 PACKAGE_PREFIX = "package:"
@@ -46,6 +47,10 @@ def locate_model(source: str, *, base: Path | None = None) -> ModelLocation:
     Raises:
         ModelSourceError: nothing of that name; the text lists what was tried.
     """
+    if layers_of(source) is not None:
+        raise ModelSourceError(
+            f"{source} is made of the fleet's own verifier: only a draft can be that (drafts.NAME.model)"
+        )
     if source.startswith(PACKAGE_PREFIX):
         name = source.removeprefix(PACKAGE_PREFIX)
         return ModelLocation("package", locate_package(name), name)

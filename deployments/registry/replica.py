@@ -20,10 +20,13 @@ class Registry:
     Args:
         drafts: names of the configured drafts.
         domains: names of the configured domains, or None to take any.
+        method: vLLM's own way to propose, where the verifier has one instead of drafts.
     """
 
-    def __init__(self, drafts: Sequence[str], domains: Sequence[str] | None = None) -> None:
-        self._state = RegistryState(drafts, domains, now=time.monotonic())
+    def __init__(
+        self, drafts: Sequence[str], domains: Sequence[str] | None = None, method: str | None = None
+    ) -> None:
+        self._state = RegistryState(drafts, domains, now=time.monotonic(), method=method)
 
     # All methods are coroutines without an await, so they run one after another and need no lock.
 
@@ -56,7 +59,9 @@ class Registry:
         return view
 
 
-def build_registry(drafts: Sequence[str], domains: Sequence[str] | None = None) -> Application:
+def build_registry(
+    drafts: Sequence[str], domains: Sequence[str] | None = None, method: str | None = None
+) -> Application:
     """The registry, ready to be bound into an application: `registry=build_registry(...)`."""
     deployment = serve.deployment(
         name="Registry",
@@ -67,4 +72,4 @@ def build_registry(drafts: Sequence[str], domains: Sequence[str] | None = None) 
         graceful_shutdown_timeout_s=1,
         ray_actor_options={"num_cpus": 0},
     )(Registry)
-    return deployment.bind(list(drafts), None if domains is None else list(domains))
+    return deployment.bind(list(drafts), None if domains is None else list(domains), method)

@@ -52,10 +52,19 @@ class RegistryState:
         drafts: names of the configured drafts; reports that name another one are refused.
         domains: names of the configured domains, or None to take any (bounded in number).
         now: seconds on any clock that never goes back; all later calls use the same clock.
+        method: vLLM's own way to propose, where verifiers have one instead of drafts.
     """
 
-    def __init__(self, drafts: Sequence[str], domains: Collection[str] | None = None, *, now: float) -> None:
+    def __init__(
+        self,
+        drafts: Sequence[str],
+        domains: Collection[str] | None = None,
+        *,
+        now: float,
+        method: str | None = None,
+    ) -> None:
         self._drafts = tuple(dict.fromkeys(drafts))
+        self._method = method
         self._domains = None if domains is None else {*domains, UNSURE_DOMAIN}
         self._labels: set[tuple[str, str]] = set()
         self._started = now
@@ -170,7 +179,7 @@ class RegistryState:
 
     def _check_snapshot(self, verifier: VerifierReport) -> None:
         snapshot = verifier.snapshot
-        for draft in {*snapshot.acceptance, *snapshot.link}:
+        for draft in {*snapshot.acceptance, *snapshot.link} - {self._method}:
             self._check_draft(draft)
         domains = {domain for figures in snapshot.acceptance.values() for domain in figures}
         if self._domains is not None and not domains <= self._domains:

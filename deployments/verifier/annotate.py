@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from deployments.verifier.progress import Progress
+
+#: Where nobody asks what a request is about, it is about this.
+FIXED_DOMAIN: Final = "general"
 
 
 def summarise(
@@ -39,6 +42,35 @@ def summarise(
         "accepted": accepted,
         "steps": steps,
         "mean_acceptance_length": round(1 + accepted / steps, 4) if steps else 1.0,
+    }
+
+
+def summarise_fixed(request_id: str, method: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Put together what a response says where one of vLLM's own ways proposes for every request.
+
+    Args:
+        request_id: the response's id in logs and usage records.
+        method: vLLM's name of it.
+        metrics: what vLLM counted for the request (`SpeculativeDecodingMetrics`); it counts none for several
+            answers to one prompt.
+
+    Returns:
+        A JSON-ready object like that of `summarise`; figures that vLLM does not give are null.
+    """
+    counted = metrics or {}
+    steps, accepted = counted.get("num_spec_steps"), counted.get("num_accepted_draft_tokens")
+    length = None
+    if steps is not None and accepted is not None:
+        length = round(1 + accepted / steps, 4) if steps else 1.0
+    return {
+        "request_id": request_id,
+        "domain": FIXED_DOMAIN,
+        "domain_probability": 0.0,
+        "drafts": [{"name": method, "from_token": 0, "reason": "fixed"}],
+        "proposed": counted.get("num_draft_tokens"),
+        "accepted": accepted,
+        "steps": steps,
+        "mean_acceptance_length": length,
     }
 
 

@@ -12,6 +12,7 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deployments.link.settings import LinkSettings
 from deployments.verifier.engine_arguments import engine_arguments, engine_environment
+from deployments.verifier.fixed import FixedVerifier
 from deployments.verifier.plan import ProposerPlan
 from deployments.verifier.server import Verifier
 from deployments.verifier.settings import VerifierSettings
@@ -102,6 +103,35 @@ def build_verifier(
             "encoder": encoder,
             "examples": {domain: list(texts) for domain, texts in examples.items()},
             "unsure_below": speculation.unsure_below,
+            "registry": registry,
+        },
+    )
+
+
+def build_fixed_verifier(
+    settings: VerifierSettings, *, base_folder: Path | None, registry: DeploymentHandle | Application
+) -> Application:
+    """The Serve deployment of a verifier in which one of vLLM's own ways proposes, not yet started.
+
+    Args:
+        settings: the model and its engine; `proposer` says which way.
+        base_folder: where relative model folders start.
+        registry: the fleet's registry.
+
+    Raises:
+        ValueError: settings that cannot work together; the text says which.
+    """
+    if settings.proposer is None:
+        raise ValueError("verifier.proposer is not set")
+    return build_llm_deployment(
+        llm_config(settings, max_draft_tokens=settings.proposer.num_speculative_tokens),
+        deployment_cls=FixedVerifier,  # type: ignore[arg-type]  # its constructor is async, as LLMServer's is
+        name_prefix="verifier-",
+        bind_kwargs={
+            "proposer": settings.proposer.model_dump(mode="json"),
+            "model": settings.model,
+            "cpu_cores": settings.cpu_cores if settings.device == "cpu" else None,
+            "base_folder": str(base_folder) if base_folder else None,
             "registry": registry,
         },
     )

@@ -18,7 +18,8 @@ def engine_arguments(settings: VerifierSettings, max_draft_tokens: int) -> dict[
 
     Args:
         settings: the model and its engine.
-        max_draft_tokens: most tokens proposed for one request in one step.
+        max_draft_tokens: most tokens that drafts propose for one request in one step; not used where one of
+            vLLM's own ways proposes.
 
     Raises:
         ValueError: `engine` holds an argument that the fleet sets itself, or pipeline parallelism, which
@@ -38,14 +39,17 @@ def engine_arguments(settings: VerifierSettings, max_draft_tokens: int) -> dict[
         "max_num_seqs": settings.max_num_seqs,
         "enforce_eager": settings.enforce_eager,
         "enable_prefix_caching": True,
-        "speculative_config": {
+        "per_request_spec_decode_metrics": "summary",
+    }
+    if settings.proposer is not None:
+        arguments["speculative_config"] = settings.proposer.speculative_config()
+    else:
+        arguments["worker_extension_cls"] = "deployments.verifier.worker.FleetWorkerExtension"
+        arguments["speculative_config"] = {
             "method": "custom_class",
             "model": "deployments.verifier.proposer.FleetProposer",
             "num_speculative_tokens": max_draft_tokens,
-        },
-        "worker_extension_cls": "deployments.verifier.worker.FleetWorkerExtension",
-        "per_request_spec_decode_metrics": "summary",
-    }
+        }
     if settings.max_model_len is not None:
         arguments["max_model_len"] = settings.max_model_len
     if settings.kv_cache_gib is not None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Rows that a smaller batch is filled up to: the cheapest count measured (see above).
 ROWS: Final = 5
+#: Ways to propose that see tokens only, vLLM's names.
+WITHOUT_HIDDEN_STATES: Final = frozenset({"custom_class", "ngram", "suffix"})
 _MARK: Final = "__specfleet_fills_up__"
 
 
@@ -72,9 +74,12 @@ def may_fill_up(config: VllmConfig) -> bool:
     """Whether nothing else in this engine counts on one row per token.
 
     Adapters map rows to adapters, states of recurrent layers are written row by row, experts would be sent
-    the padding, and data-parallel engines agree on the number of rows among themselves.
+    the padding, and data-parallel engines agree on the number of rows among themselves. Proposers of vLLM's
+    own that read the verifier's hidden states count them too.
     """
-    model = config.model_config
+    model, proposer = config.model_config, config.speculative_config
+    if proposer is not None and proposer.method not in WITHOUT_HIDDEN_STATES:
+        return False
     return (
         config.lora_config is None
         and config.parallel_config.data_parallel_size == 1

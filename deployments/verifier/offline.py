@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
 #: Arguments of vLLM's servers that its offline engine does not take.
-SERVERS_ONLY: Final = ("enable_auto_tool_choice", "tool_call_parser", "per_request_spec_decode_metrics")
+SERVERS_ONLY: Final = ("enable_auto_tool_choice", "tool_call_parser")
 #: Longest wait for an answer of the worker, in seconds.
 CONTROL_TIMEOUT_S: Final = 60.0
 
@@ -53,32 +53,25 @@ class Written:
     choices: list[dict[int, float]] = field(default_factory=list)
 
 
-class OfflineVerifier:
-    """One verifier engine with the fleet's proposer in it."""
+class OfflineEngine:
+    """One vLLM engine in this process, driven step by step."""
 
-    def __init__(
-        self,
-        settings: VerifierSettings,
-        model: Path,
-        plan: ProposerPlan,
-        **changes: Any,
-    ) -> None:
-        """Start the engine and bind the proposer; takes as long as a replica's start.
+    def __init__(self, settings: VerifierSettings, model: Path, width: int, **changes: Any) -> None:
+        """Start the engine; takes as long as a replica's start.
 
         Args:
             settings: the model and its engine.
             model: folder of the verifier's checkpoint.
-            plan: what the proposer needs; its `speculation.max_draft_tokens` is the engine's width.
+            width: most tokens that drafts propose in a step; not used where `settings.proposer` is set.
             changes: arguments of vLLM's engine that differ from the settings', under vLLM's names.
 
         Raises:
             ValueError: settings that cannot work; see `engine_arguments`.
-            RuntimeError: vLLM does not start, or runs without the proposer.
+            RuntimeError: vLLM does not start.
         """
         os.environ.update(engine_environment(settings))
         from vllm import LLM
 
-        width = plan.speculation.max_draft_tokens
         arguments: dict[str, Any] = {
             "disable_log_stats": True,
             # Log probabilities after temperature: the odds by which proposals are accepted.
@@ -92,41 +85,11 @@ class OfflineVerifier:
         if settings.device == "cpu":
             for child in psutil.Process().children():
                 leave_cores(child, frozenset(settings.cpu_cores or ()))
-        answers = self.llm.collective_rpc(
-            "specfleet_bind", timeout=CONTROL_TIMEOUT_S, args=(plan.model_dump(mode="json"),)
-        )
-        bound = next((answer for answer in answers if answer["bound"]), None)
-        if bound is None:
-            self.close()
-            raise RuntimeError(
-                f"no worker of verifier {settings.name!r} took the proposer: "
-                "is another plugin of vLLM replacing the proposer or the worker?"
-            )
-        self.public_key: str = bound["public_key"]
-        self.worker_pid: int = bound["pid"]
         self._numbers = 0
-
-    # -- control ------------------------------------------------------------------------------------------
-
-    def connect(self, peers: Sequence[Mapping[str, str]]) -> None:
-        """Give the proposer exactly these drafters (`draft`, `replica`, `address`, `public_key` each)."""
-        self._ask_worker("specfleet_peers", [dict(peer) for peer in peers])
-
-    def snapshot(self) -> dict[str, Any]:
-        """The proposer's counters."""
-        return dict(next((one for one in self._ask_worker("specfleet_snapshot") if one), {}))
-
-    def take_steps(self) -> list[StepRecord]:
-        """The complete steps since the last call."""
-        steps: list[list[float]] = next((steps for steps in self._ask_worker("specfleet_steps") if steps), [])
-        return [StepRecord.read(step) for step in steps]
 
     def close(self) -> None:
         """Stop the engine's processes. May be called twice."""
         self.llm.llm_engine.engine_core.shutdown()
-
-    def _ask_worker(self, method: str, *arguments: Any) -> list[Any]:
-        return list(self.llm.collective_rpc(method, timeout=CONTROL_TIMEOUT_S, args=arguments))
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -184,6 +147,61 @@ class OfflineVerifier:
             if running:
                 engine.abort_request(list(running))
         return list(written.values())
+
+
+class OfflineVerifier(OfflineEngine):
+    """One verifier engine with the fleet's proposer in it."""
+
+    def __init__(
+        self,
+        settings: VerifierSettings,
+        model: Path,
+        plan: ProposerPlan,
+        **changes: Any,
+    ) -> None:
+        """Start the engine and bind the proposer.
+
+        Args:
+            settings: the model and its engine.
+            model: folder of the verifier's checkpoint.
+            plan: what the proposer needs; its `speculation.max_draft_tokens` is the engine's width.
+            changes: arguments of vLLM's engine that differ from the settings', under vLLM's names.
+
+        Raises:
+            ValueError: settings that cannot work; see `engine_arguments`.
+            RuntimeError: vLLM does not start, or runs without the proposer.
+        """
+        super().__init__(settings, model, plan.speculation.max_draft_tokens, **changes)
+        answers = self.llm.collective_rpc(
+            "specfleet_bind", timeout=CONTROL_TIMEOUT_S, args=(plan.model_dump(mode="json"),)
+        )
+        bound = next((answer for answer in answers if answer["bound"]), None)
+        if bound is None:
+            self.close()
+            raise RuntimeError(
+                f"no worker of verifier {settings.name!r} took the proposer: "
+                "is another plugin of vLLM replacing the proposer or the worker?"
+            )
+        self.public_key: str = bound["public_key"]
+        self.worker_pid: int = bound["pid"]
+
+    # -- control ------------------------------------------------------------------------------------------
+
+    def connect(self, peers: Sequence[Mapping[str, str]]) -> None:
+        """Give the proposer exactly these drafters (`draft`, `replica`, `address`, `public_key` each)."""
+        self._ask_worker("specfleet_peers", [dict(peer) for peer in peers])
+
+    def snapshot(self) -> dict[str, Any]:
+        """The proposer's counters."""
+        return dict(next((one for one in self._ask_worker("specfleet_snapshot") if one), {}))
+
+    def take_steps(self) -> list[StepRecord]:
+        """The complete steps since the last call."""
+        steps: list[list[float]] = next((steps for steps in self._ask_worker("specfleet_steps") if steps), [])
+        return [StepRecord.read(step) for step in steps]
+
+    def _ask_worker(self, method: str, *arguments: Any) -> list[Any]:
+        return list(self.llm.collective_rpc(method, timeout=CONTROL_TIMEOUT_S, args=arguments))
 
 
 def described(

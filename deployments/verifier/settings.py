@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from deployments.verifier.methods import METHODS, ProposerSettings
 
 
 class VerifierSettings(BaseModel):
@@ -67,7 +69,22 @@ class VerifierSettings(BaseModel):
         default=False,
         description="Run without compiled graphs: starts faster, decodes slower. Good for tests.",
     )
+    proposer: ProposerSettings | None = Field(
+        default=None,
+        description="One of vLLM's own ways to propose, in the verifier's engine instead of drafts. None: "
+        "the fleet's drafts propose.",
+    )
     engine: dict[str, Any] = Field(
         default_factory=dict,
         description="Further arguments of the vLLM engine, passed on as they are (vLLM's own names).",
     )
+
+    @model_validator(mode="after")
+    def _proposer_runs_here(self) -> Self:
+        if self.proposer is not None and self.device == "cpu" and not METHODS[self.proposer.method].cpu:
+            able = ", ".join(name for name, method in METHODS.items() if method.cpu)
+            raise ValueError(
+                f"proposer.method {self.proposer.method} is offered on GPUs only (device: cuda); on CPUs: "
+                f"{able}"
+            )
+        return self

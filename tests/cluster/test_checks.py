@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from cluster.checks import check_fleet, check_machine, this_machine
 from cluster.config import FleetConfig
 from cluster.problems import Problem
 from tests.cluster.configs import make_models, small
+from tests.models.checkpoints import checkpoint, content, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +255,156 @@ def test_a_core_named_twice(folder: Path) -> None:
     config = small()
     config["drafts"]["code"]["cpu_cores"] = [core, core]
     assert the_only(machine(config, folder)).what == "names a core twice"
+
+
+def cuttable(folder: Path, names: list[str]) -> Path:
+    """A verifier with four layers as far as check reads it: no numbers, only what they are called."""
+    from safetensors.numpy import save_file
+
+    make_models(folder)
+    file = folder / "models" / "verifier" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 4}))
+    save_file({name: numpy.zeros(1) for name in names}, folder / "models" / "verifier" / "model.safetensors")
+    return folder
+
+
+LAYERS = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "said"),
+    [
+        ("layers:3", [*LAYERS, "model.norm.weight"], None),
+        ("layers:0", [*LAYERS, "model.norm.weight"], "the verifier has 4 layers; take 1 to 3"),
+        ("layers:4", [*LAYERS, "model.norm.weight"], "the verifier has 4 layers; take 1 to 3"),
+        ("layers:two", [*LAYERS, "model.norm.weight"], "write layers:N"),
+        ("layers:2", ["transformer.h.0.attn.weight"], "does not name its layers model.layers.N"),
+    ],
+)
+def test_the_verifiers_own_layers_as_a_draft(
+    tmp_path: Path, model: str, names: list[str], said: str | None
+) -> None:
+    config = small()
+    config["drafts"]["code"]["model"] = model
+    problems = machine(config, cuttable(tmp_path, names))
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert problem.where == "drafts.code.model"
+        assert said in problem.what
+
+
+def test_only_a_draft_can_be_made_of_layers(tmp_path: Path) -> None:
+    config = small()
+    config["verifier"]["model"] = "layers:2"
+    problem = the_only(machine(config, cuttable(tmp_path, LAYERS)))
+    assert problem.where == "verifier.model"
+    assert "only a draft can be that" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quantise": "int8"}, None),
+        ({"num_gpus": 0.5}, None),
+        ({"num_gpus": 0.5, "quantise": "int8"}, "has no effect on GPUs"),
+        ({"dtype": "bfloat16", "quantise": "int8"}, "has no effect on bfloat16"),
+        ({"dtype": "bfloat16", "quantise": "none"}, None),
+    ],
+)
+def test_eight_bits_that_would_not_be(settings: dict[str, Any], said: str | None) -> None:
+    config = small()
+    config["drafts"]["code"] |= settings
+    problems = fleet(config)
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert (problem.where, problem.severity) == ("drafts.code.quantise", "warning")
+        assert said in problem.what
+
+
+def test_a_published_quantised_draft_that_cannot_be_read(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    file = tmp_path / "models" / "code" / "config.json"
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "gptq"}})
+    )
+    problem = the_only(machine(small(), tmp_path))
+    assert problem.where == "drafts.code.model"
+    assert "stored quantised (gptq)" in problem.what
+
+
+def fixed(**proposer: Any) -> dict[str, Any]:
+    """A fleet whose verifier proposes in a way of vLLM's own."""
+    return {"verifier": {**small()["verifier"], "proposer": proposer}}
+
+
+def test_a_fleet_without_drafts(folder: Path) -> None:
+    config = fixed(method="ngram")
+    assert fleet(config) == []
+    assert machine(config, folder) == []
+    assert FleetConfig.model_validate(config).model_sources() == ["./models/verifier"]
+
+
+def test_drafts_beside_a_way_of_vllms_own() -> None:
+    problem = the_only(fleet({**small(), **fixed(method="ngram")}))
+    assert problem.where == "verifier.proposer"
+    assert "drafts and domains and generalist would never be used" in problem.what
+    assert "or take verifier.proposer out" in problem.todo
+
+
+def test_a_fleet_without_anybody_who_proposes() -> None:
+    problems = fleet({"verifier": small()["verifier"]})
+    assert [problem.where for problem in problems] == ["drafts", "domains", "generalist"]
+    assert {problem.what for problem in problems} == {"required and missing"}
+
+
+def head(folder: Path, **config: Any) -> str:
+    make_models(folder)
+    path = folder / "head"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 32, "medusa_num_heads": 4}, None),
+        ({"hidden_size": 32, "medusa_num_heads": 3}, "set num_speculative_tokens to 3 or less"),
+        ({"hidden_size": 64, "num_heads": 4}, "reads hidden states of size 64"),
+    ],
+)
+def test_a_head_that_was_made_for_another_verifier(
+    tmp_path: Path, config: dict[str, Any], said: str | None
+) -> None:
+    model = head(tmp_path, **config)
+    problems = machine(fixed(method="medusa", model=model, num_speculative_tokens=4), tmp_path)
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert problem.where == "verifier.proposer.model"
+        assert said in problem.what
+
+
+def test_a_draft_in_the_engine_needs_the_verifiers_tokens_unless_vllm_translates(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    checkpoint(tmp_path / "other", content(train_bpe(280)), vocab_size=320)
+    wanted = {"method": "draft_model", "model": "./other"}
+    problem = the_only(machine(fixed(**wanted), tmp_path))
+    assert "another tokenizer" in problem.what
+    assert machine(fixed(**wanted, options={"use_heterogeneous_vocab": True}), tmp_path) == []
+
+
+def test_a_method_whose_package_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.model_checks.find_spec", lambda name: None)
+    problem = the_only(machine(fixed(method="suffix"), folder))
+    assert (problem.where, problem.todo) == (
+        "verifier.proposer.method",
+        "pip install arctic-inference==0.1.1",
+    )
+    elsewhere = {**fixed(method="suffix"), "nodes": [{"cpus": 4}]}
+    assert the_only(machine(elsewhere, folder)).severity == "warning"

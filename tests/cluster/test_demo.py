@@ -103,3 +103,19 @@ def test_no_prompt_is_one_that_domains_are_recognised_by() -> None:
     prompts = [prompt for each in PROMPTS.values() for prompt in each]
     assert not examples.intersection(prompts)
     assert set(PROMPTS) == set(config.domains)
+
+
+def test_the_status_names_a_way_of_vllms_own() -> None:
+    proposer = {"method": "medusa", "model": "./head", "num_speculative_tokens": 3}
+    text = shown(
+        render(
+            {
+                "verifiers": [{"model": "smol", "state": "ready", "proposer": proposer}],
+                "drafters": [],
+                "acceptance": {"medusa": {"general": {"proposed": 8, "accepted": 4, "steps": 4}}},
+            }
+        )
+    )
+    assert "vLLM's own medusa (./head) proposes 3 tokens a step" in text
+    assert "Drafters" not in text
+    assert "50%" in text

@@ -72,6 +72,15 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(tmp_path: Path) -> Non
     assert "not 'many'" in problems[1].what
 
 
+def test_an_unknown_method_of_vllm_is_told_with_its_line(tmp_path: Path) -> None:
+    config = {"verifier": {**small()["verifier"], "proposer": {"method": "n-gram"}}}
+    problem = only_problem(write(tmp_path, config))
+    assert "verifier.proposer.method: there is no method 'n-gram'; did you mean 'ngram'?" in problem
+    assert ", not 'n-gram'" not in problem
+    config["verifier"]["proposer"] = {"method": "ngram"}
+    assert load_config(write(tmp_path, config)).config.drafts == {}
+
+
 def test_a_missing_key_says_what_it_is_for(tmp_path: Path) -> None:
     config = small()
     del config["verifier"]["model"]

@@ -148,3 +148,12 @@ def test_engine_ids_are_unique_and_lead_back_to_the_clients() -> None:
     assert all(name.startswith("trace-7-") for name in ids)
     for odd in ("a b", "x" * 500, "", "a/b"):
         assert len(engine_request_id(request(x_request_id=odd))) == 32
+
+
+@pytest.mark.parametrize("header", ["x-specfleet-draft", "x-specfleet-domain"])
+@pytest.mark.parametrize("value", ["none", "ngram", "code"])
+def test_where_vllm_proposes_there_is_nothing_to_choose(header: str, value: str) -> None:
+    with pytest.raises(ApiError, match=r"vLLM's own ngram proposes .* Leave the header out") as refused:
+        passed_headers(Headers({header: value}), domains=[], drafts=[], method="ngram")
+    assert (refused.value.status, refused.value.param) == (400, header)
+    assert passed_headers(Headers({"traceparent": "00"}), domains=[], drafts=[], method="ngram")

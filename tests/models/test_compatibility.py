@@ -55,7 +55,7 @@ def test_two_ids_swapped_in_a_vocabulary_of_the_same_size(
     by_id = {index: text for text, index in vocab.items()}
     vocab[by_id[300]], vocab[by_id[301]] = 301, 300
     draft = checkpoint(tmp_path / "draft", other)
-    with pytest.raises(IncompatibleDraft, match=r"2 of 320 token ids differ, the first is 300"):
+    with pytest.raises(IncompatibleDraft, match=r"2 of 320 token ids differ, such as 300 \("):
         check_compatible(verifier, draft)
     assert tokenizer_sha256(draft) != tokenizer_sha256(verifier)
 
@@ -70,8 +70,39 @@ def test_the_same_tokens_with_other_merges(tmp_path: Path, verifier: Path, bpe: 
 def test_an_added_token_more(tmp_path: Path, verifier: Path, bpe: dict[str, Any]) -> None:
     other = copy.deepcopy(bpe)
     other["added_tokens"].append({**other["added_tokens"][0], "id": 320, "content": "<think>"})
-    with pytest.raises(IncompatibleDraft, match=r"the first is 320: 'nothing' for the verifier, '<think>'"):
+    with pytest.raises(IncompatibleDraft, match=r"320 \(nothing for the verifier, '<think>'"):
         check_compatible(verifier, checkpoint(tmp_path / "draft", other, vocab_size=321))
+
+
+def test_a_tokenizer_trained_on_other_texts_is_refused_with_what_differs_and_what_to_do(
+    tmp_path: Path, verifier: Path, bpe: dict[str, Any]
+) -> None:
+    other = content(train_bpe(text=["le chat dort sur le tapis et la souris danse sur la table"] * 3))
+    with pytest.raises(IncompatibleDraft) as refused:
+        check_compatible(verifier, checkpoint(tmp_path / "draft", other))
+    ours, theirs = ({index: text for text, index in each["model"]["vocab"].items()} for each in (bpe, other))
+    differing = [index for index in range(320) if ours.get(index) != theirs.get(index)]
+    assert len(differing) > 10
+    said = str(refused.value)
+    assert f"{len(differing)} of 320 token ids differ" in said
+    for index in differing[:3]:
+        assert f"{index} ({ours[index]!r} for the verifier, {theirs[index]!r} for the draft)" in said
+    assert str(differing[3]) not in said.partition("such as")[2].partition(". A draft")[0]
+    assert "the same id has to be the same text for both" in said
+    assert "a draft of the verifier's own family, or make one with `specfleet distill`" in said
+
+
+def test_a_unigram_tokenizer_of_the_same_texts(tmp_path: Path, verifier: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    from tests.models.checkpoints import TEXT
+
+    other = Tokenizer(models.Unigram())
+    other.pre_tokenizer = pre_tokenizers.Metaspace()
+    other.train_from_iterator(TEXT, trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>"))
+    draft = checkpoint(tmp_path / "draft", content(other))
+    with pytest.raises(IncompatibleDraft, match=r"the verifier's is BPE, the draft's Unigram; .*as 0 \("):
+        check_compatible(verifier, draft)
 
 
 def test_another_algorithm(tmp_path: Path, verifier: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from cluster.planning.count import count
 from cluster.planning.errors import PlanError
 from cluster.planning.precision import PRECISIONS, declared, precision
-from cluster.planning.sources import known_models
+from cluster.planning.sources import find_model, known_models
 from tests.planning.shapes import CONFIGS, llama, shape
 
 KIB = 1024
@@ -169,3 +171,41 @@ def test_precisions_have_the_names_people_use() -> None:
     assert precision("awq") is PRECISIONS["int4"]
     with pytest.raises(PlanError, match="one of: fp32, bf16"):
         precision("fp7")
+
+
+def _verifier(folder: Path, **changes: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**CONFIGS["SmolLM2-135M"], **changes}))
+    return file
+
+
+def test_a_draft_of_the_verifiers_layers_holds_them_and_embedding_and_head(tmp_path: Path) -> None:
+    verifier = find_model(str(_verifier(tmp_path))).shape
+    found = find_model("layers:3", verifier=str(tmp_path / "config.json"))
+    outside = verifier.parameters - verifier.linear - 2 * 576 * verifier.layers  # two norms a layer
+    assert found.shape.linear * 10 == verifier.linear
+    assert found.shape.layers == 3
+    assert found.shape.parameters == outside + verifier.linear // 10 + 2 * 576 * 3
+    assert found.shape.kv_numbers * 10 == verifier.kv_numbers
+    assert not found.own_format
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "said"),
+    [
+        ("layers:0", {}, "take 1 to 29"),
+        ("layers:30", {}, "take 1 to 29"),
+        ("layers:some", {}, "write layers:N"),
+        ("layers:3", {"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
+    ],
+)
+def test_layers_that_cannot_be_a_draft(
+    tmp_path: Path, source: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PlanError, match=said):
+        find_model(source, verifier=str(_verifier(tmp_path, **changes)))
+
+
+def test_a_verifier_cannot_be_its_own_layers() -> None:
+    with pytest.raises(PlanError, match="only a draft can be that"):
+        find_model("layers:3")

@@ -231,3 +231,18 @@ def test_domains_need_not_be_listed() -> None:
     registry = RegistryState(["code"], now=0.0)
     registry.report(verifier(snapshot=counted(4, 2, 1, domain="poetry")), 0.0)
     assert list(registry.view(0.0)["acceptance"]["code"]) == ["poetry"]
+
+
+def test_vllms_own_way_to_propose_counts_like_a_draft_and_is_none() -> None:
+    registry = RegistryState([], [], now=0.0, method="ngram")
+    figures = {"proposed": 8, "accepted": 4, "steps": 2, "by_position": [2, 1, 1, 0]}
+    own = {"acceptance": {"ngram": {"general": figures}}, "proposer": {"method": "ngram"}}
+    assert registry.report(verifier(snapshot=own, public_key=""), 1.0) == {"drafters": []}
+    view = registry.view(2.0)
+    assert view["drafters"] == []
+    assert view["acceptance"]["ngram"]["general"]["mean_acceptance_length"] == 3.0
+    assert view["verifiers"][0]["proposer"] == {"method": "ngram"}
+    with pytest.raises(BadReport, match="draft 'code' is not configured"):
+        registry.report(verifier(snapshot=counted(1, 1, 1)), 3.0)
+    with pytest.raises(BadReport, match="draft 'ngram' is not configured"):
+        registry.announce(drafter("ngram"), 3.0)

@@ -1,6 +1,6 @@
 import json
 
-from deployments.verifier.annotate import event_of, summarise, usage_chunk
+from deployments.verifier.annotate import event_of, summarise, summarise_fixed, usage_chunk
 from deployments.verifier.progress import Progress, Use
 
 
@@ -42,3 +42,20 @@ def test_events_are_written_as_vllm_writes_them() -> None:
     event = event_of({"a": "é"})
     assert event == 'data: {"a":"é"}\n\n'
     assert json.loads(event.removeprefix("data: ")) == {"a": "é"}
+
+
+def test_where_vllm_proposes_its_own_metrics_are_the_summary() -> None:
+    metrics = {"num_spec_steps": 4, "num_accepted_draft_tokens": 6, "num_draft_tokens": 16}
+    told = summarise_fixed("r", "ngram", metrics)
+    assert told["drafts"] == [{"name": "ngram", "from_token": 0, "reason": "fixed"}]
+    assert (told["proposed"], told["accepted"], told["steps"]) == (16, 6, 4)
+    assert told["mean_acceptance_length"] == 2.5
+    assert summarise("r", "code", 1.0, []).keys() == told.keys()
+
+
+def test_what_vllm_does_not_count_is_null() -> None:
+    told = summarise_fixed("r", "medusa", None)
+    assert told["drafts"][0]["name"] == "medusa"
+    assert all(told[name] is None for name in ("proposed", "accepted", "steps", "mean_acceptance_length"))
+    untouched = {"num_spec_steps": 0, "num_accepted_draft_tokens": 0, "num_draft_tokens": 0}
+    assert summarise_fixed("r", "ngram", untouched)["mean_acceptance_length"] == 1.0

@@ -149,8 +149,17 @@ def test_engines_with_adapters_or_in_parallel_are_not_filled_up() -> None:
     assert not may_fill_up(engine_of(**facts, data_parallel_size=2))
 
 
-def engine_of(lora: object | None = None, data_parallel_size: int = 1, **facts: bool) -> Any:
+@pytest.mark.parametrize(("method", "filled"), [("custom_class", True), ("ngram", True), ("eagle", False)])
+def test_proposers_that_read_hidden_states_are_not_given_more_of_them(method: str, filled: bool) -> None:
+    facts = {"is_hybrid": False, "is_attention_free": False, "is_encoder_decoder": False, "is_moe": False}
+    assert may_fill_up(engine_of(**facts, method=method)) is filled
+
+
+def engine_of(
+    lora: object | None = None, data_parallel_size: int = 1, method: str | None = None, **facts: bool
+) -> Any:
     return SimpleNamespace(
+        speculative_config=None if method is None else SimpleNamespace(method=method),
         model_config=SimpleNamespace(**facts),
         lora_config=lora,
         parallel_config=SimpleNamespace(data_parallel_size=data_parallel_size),

@@ -19,7 +19,6 @@ from cluster.checks import check_fleet, check_machine
 from cluster.evaluation.result import Evaluation
 from cluster.loader import load_config
 from cluster.problems import errors
-from deployments.drafter.layers import write_first_layers
 from tests.support.tiny import VOCAB, tiny_llama
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -34,8 +33,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer.pre_tokenizer = Whitespace()
         tiny_llama(folder / name, seed=5)
         tokenizer.save(str(folder / name / "tokenizer.json"))
-    (folder / "layer").mkdir()
-    write_first_layers(folder / "verifier", 1, folder / "layer")
     quiet = {"num_cpus": 0.1, "quantise": "none"}
     config = {
         "verifier": {
@@ -48,7 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "max_num_seqs": 4,
             "max_model_len": 256,
         },
-        "drafts": {"whole": {"model": "./whole", **quiet}, "layer": {"model": "./layer", **quiet}},
+        "drafts": {"whole": {"model": "./whole", **quiet}, "layer": {"model": "layers:1", **quiet}},
         "domains": {
             domain: {
                 "draft": draft,
@@ -67,6 +64,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("json", "html", "yaml")}
     command = [sys.executable, "-m", "cluster.cli", "evaluate", str(fleet), "--quick", "--k", "1,3"]
+    command += ["--draft", "again=layers:1", "--draft", "int8=./whole,quantise=int8"]
+    command += ["--method", "lookup=ngram,k=2", "--method", "inside=draft_model:./whole,k=3"]
     for name, file in files.items():
         command += [f"--{name}", str(file)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "80"}
@@ -81,14 +80,29 @@ def test_it_says_what_the_engine_then_does(fleet: Path, tmp_path: Path) -> None:
     assert set(figures) == {
         (domain, name)
         for domain in ("one", "two")
-        for name in ("whole", "layer", "ngram", "suffix", "first-1-layers")
+        for name in ("whole", "layer", "ngram", "suffix", "again", "int8")
     }
     for domain in ("one", "two"):
         assert figures[domain, "whole"].lengths[-1].acceptance_rate == 1.0
         assert figures[domain, "whole"].by_position == [1.0, 1.0, 1.0]
         assert 0.0 < figures[domain, "layer"].lengths[-1].acceptance_rate < 0.9
-        # The untrained first layer as a candidate of its own is the very draft that was configured.
-        assert figures[domain, "layer"].by_position == figures[domain, "first-1-layers"].by_position
+        # The first layer as a candidate is the very draft that the configuration names.
+        assert figures[domain, "layer"].by_position == figures[domain, "again"].by_position
+
+        # The verifier in 8 bits: mostly the same proposals as in full, each a row of its own.
+        assert 0.5 < figures[domain, "int8"].lengths[-1].acceptance_rate <= 1.0
+
+    own = {(one.domain, one.name, one.batch): one for one in result.own_methods}
+    assert set(own) == {
+        (domain, name, batch)
+        for domain in ("one", "two")
+        for name in ("lookup", "inside")
+        for batch in (1, 4)
+    }
+    for one in own.values():
+        assert one.same == one.texts > 0
+        assert one.rate > 0
+        assert one.acceptance_rate > 0.9 or one.name == "lookup"
 
     greedy = [one for one in result.measurements if one.temperature == 0.0]
     assert {(one.domain, one.candidate, one.length, one.batch) for one in greedy} == {

@@ -20,6 +20,7 @@ from cluster.loader import LoadedConfig, load_config
 from cluster.problems import errors
 from deployments.drafter.settings import DraftSettings
 from tests.cluster.configs import make_models, small, write
+from tests.cluster.test_checks import LAYERS, cuttable
 from tests.cluster.test_cli import run
 
 
@@ -53,6 +54,26 @@ def test_defaults_that_are_not_possible_are_left_out_and_said(loaded: LoadedConf
     assert "self-speculation is left out" in remarks[0]
 
 
+def test_the_verifiers_layers_are_a_candidate_configured_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = small()
+    config["drafts"]["code"]["model"] = "layers:2"
+    loaded = load_config(write(cuttable(tmp_path, [*LAYERS, "model.norm.weight"]), config))
+    candidates = found(loaded, "one=layers:1", defaults=True)
+    assert [(one.name, one.kind, one.source) for one in candidates[:3]] == [
+        ("code", "layers", "layers:2"),
+        ("general", "draft", "./models/general"),
+        ("one", "layers", "layers:1"),
+    ]
+    assert "first-1-layers" not in [one.name for one in candidates]
+    changed = changes(loaded.config, choice({"code": "one", "general": "general"}, "general"), candidates)
+    assert changed["drafts"]["one"]["model"] == "layers:1"
+    again = checked(loaded, whole(loaded.config, changed), tmp_path)
+    assert again.config.drafts["one"].num_cpus == 0.1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -65,11 +86,21 @@ def test_defaults_that_are_not_possible_are_left_out_and_said(loaded: LoadedConf
         ("x=layers:3", "num_hidden_layers"),
         ("x=./models/nothing", "no model folder './models/nothing'"),
         ("x=ngrams", "did you mean ngram?"),
+        ("x=./models/code,quantise=int4", "quantise is none or int8"),
     ],
 )
 def test_wrong_candidates(loaded: LoadedConfig, text: str, said: str) -> None:
     with pytest.raises(EvaluationError, match=re.escape(said)):
         found(loaded, text)
+
+
+def test_a_candidate_in_other_numbers(loaded: LoadedConfig, tmp_path: Path) -> None:
+    candidates = found(loaded, "float=./models/code,quantise=none", "same=./models/code")
+    held = {one.name: one.settings.quantise for one in candidates if one.settings is not None}
+    assert held == {"code": "int8", "general": "int8", "float": "none", "same": "int8"}
+    changed = changes(loaded.config, choice({"code": "float", "general": "general"}, "general"), candidates)
+    again = checked(loaded, whole(loaded.config, changed), tmp_path)
+    assert again.config.drafts["float"].quantise == "none"
 
 
 def test_a_draft_with_other_tokens_is_refused_by_name(loaded: LoadedConfig, tmp_path: Path) -> None:
@@ -154,6 +185,14 @@ def test_a_wrong_configuration_is_told_as_check_tells_it(tmp_path: Path) -> None
     code, output = run("evaluate", write(tmp_path, {**small(), "generalist": "nobody"}))
     assert code == 1
     assert "there is no draft 'nobody'" in output
+
+
+def test_a_fleet_without_drafts_is_told_what_to_do(tmp_path: Path) -> None:
+    make_models(tmp_path)
+    config = {"verifier": {**small()["verifier"], "proposer": {"method": "ngram"}}}
+    code, output = run("evaluate", write(tmp_path, config))
+    assert code == 1
+    assert "give it a configuration with drafts" in " ".join(output.split())
 
 
 def choice(drafts: dict[str, str], generalist: str) -> Choice:
