@@ -28,6 +28,7 @@ ROWS: Final = 5
 #: Ways to propose that see tokens only, vLLM's names.
 WITHOUT_HIDDEN_STATES: Final = frozenset({"custom_class", "ngram", "suffix"})
 _MARK: Final = "__specfleet_fills_up__"
+_ALLOWED: Final = "__specfleet_may_fill_up__"
 
 
 def fill_up_small_batches() -> None:
@@ -45,7 +46,9 @@ def fill_up_small_batches() -> None:
     @wraps(decide)
     def decide_and_fill_up(self: Any, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
         mode, batch, *rest = decide(self, num_tokens, *args, **kwargs)
-        if batch.num_tokens < ROWS <= self.max_num_tokens and may_fill_up(self.vllm_config):
+        if not hasattr(self, _ALLOWED):  # asked of the configuration once, not in every step
+            setattr(self, _ALLOWED, may_fill_up(self.vllm_config) and self.max_num_tokens >= ROWS)
+        if batch.num_tokens < ROWS and getattr(self, _ALLOWED):
             batch = replace(batch, num_tokens=ROWS)
         return mode, batch, *rest
 
