@@ -42,6 +42,16 @@ def test_a_right_fleet_has_no_problems(folder: Path) -> None:
     assert machine(small(), folder) == []
 
 
+def says(problems: list[Problem], where: str, said: str | None) -> None:
+    """Nothing is wrong where nothing is said; else one problem, there, with these words."""
+    if said is None:
+        assert problems == []
+    else:
+        problem = the_only(problems)
+        assert problem.where == where
+        assert said in problem.what
+
+
 def test_a_draft_that_no_domain_uses() -> None:
     config = small()
     config["drafts"]["poetry"] = {"model": "./models/code"}
@@ -287,12 +297,7 @@ def test_the_verifiers_own_layers_as_a_draft(
     config = small()
     config["drafts"]["code"]["model"] = model
     problems = machine(config, cuttable(tmp_path, names))
-    if said is None:
-        assert problems == []
-    else:
-        problem = the_only(problems)
-        assert problem.where == "drafts.code.model"
-        assert said in problem.what
+    says(problems, "drafts.code.model", said)
 
 
 def test_only_a_draft_can_be_made_of_layers(tmp_path: Path) -> None:
@@ -382,12 +387,7 @@ def test_a_head_that_was_made_for_another_verifier(
 ) -> None:
     model = head(tmp_path, **config)
     problems = machine(fixed(method="medusa", model=model, num_speculative_tokens=4), tmp_path)
-    if said is None:
-        assert problems == []
-    else:
-        problem = the_only(problems)
-        assert problem.where == "verifier.proposer.model"
-        assert said in problem.what
+    says(problems, "verifier.proposer.model", said)
 
 
 def test_a_draft_in_the_engine_needs_the_verifiers_tokens_unless_vllm_translates(tmp_path: Path) -> None:
