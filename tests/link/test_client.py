@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
-import psutil
 import pytest
 
 from deployments.link.client import LinkClient, Peer
@@ -404,25 +402,3 @@ def test_nothing_that_is_asked_can_raise_or_harm_the_others(start: Start) -> Non
         assert got == {100: continuation([1, 2], 4)}
     finally:
         client.close()
-
-
-def test_close_leaves_no_thread_and_no_open_file(start: Start) -> None:
-    drafter, process = start(), psutil.Process()
-    clients: list[LinkClient] = []  # kept, so that nothing is closed by being collected
-
-    def use() -> None:
-        client = LinkClient("v", vocab_size=VOCAB)
-        clients.append(client)
-        connect(client, drafter)
-        Stepper(client)("code", {1: [1]})
-        client.close()
-        client.close()
-        assert client.available() == set()
-        assert not client.ask("code", 1, [1], 4)
-
-    use()
-    before = process.num_fds(), process.num_threads(), threading.active_count()
-    for _ in range(5):
-        use()
-    # The drafter's side of a connection closes a moment later.
-    eventually(lambda: (process.num_fds(), process.num_threads(), threading.active_count()) <= before)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import zmq
 from hypothesis import HealthCheck, given
@@ -267,20 +265,3 @@ def test_all_interfaces_can_be_served_under_an_advertised_address() -> None:
             assert receive(server)
     finally:
         server.close()
-
-
-def test_close_leaves_no_thread_and_no_open_file() -> None:
-    process = psutil.Process()
-    LinkServer("127.0.0.1").close()
-    before = process.num_fds(), process.num_threads(), threading.active_count()
-    servers: list[LinkServer] = []  # kept, so that nothing is closed by being collected
-    for _ in range(5):
-        server, keys = LinkServer("127.0.0.1"), new_keypair()
-        servers.append(server)
-        server.admit([keys.public])
-        with dealer(server, keys) as socket:
-            socket.send(encode(REQUEST))
-            receive(server)
-        server.close()
-        server.close()
-    eventually(lambda: (process.num_fds(), process.num_threads(), threading.active_count()) == before)

@@ -142,7 +142,17 @@ def write(
         gc.collect()
 
 
-@pytest.mark.parametrize("method", ["ngram", "medusa", "eagle", "draft_model", "another vocabulary"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ngram",
+        "eagle",
+        "draft_model",
+        # An engine each, for what differs from the ones above in vLLM rather than in how we set it up.
+        pytest.param("medusa", marks=pytest.mark.long),
+        pytest.param("another vocabulary", marks=pytest.mark.long),
+    ],
+)
 def test_greedy_output_is_that_of_plain_decoding_and_proposals_are_accepted(
     material: Material, method: str
 ) -> None:
